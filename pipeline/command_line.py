@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.text import did_you_mean
+from pipeline.base.text import coverage, did_you_mean, part, positive, share
 
 PROGRAM = "perennial"
 HELP = {"-h", "--help"}
@@ -89,9 +89,24 @@ def verify(parser: Parser) -> None:
     mode.add_argument(
         "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
     )
+    mode.add_argument(
+        "--audit", metavar="SHARE", type=share, help="repeat this share of the training, drawn at random, from the "
+        "states in states/ (run.keep_states)",
+    )  # fmt: skip
+    parser.add_argument("--seed", metavar="N", type=int, help="with --audit: draws the segments (default: a new one)")
+    parser.add_argument(
+        "--part", metavar="K/N", type=part, default=(1, 1), help="with --audit: the K-th of N parts of what is drawn"
+    )
+    parser.add_argument("--processes", metavar="N", type=positive, help="with --audit and elastic: of the training")
     parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
     parser.add_argument(
         "--jobs", metavar="N", type=int, default=1, help="with seeds: trainings at the same time (default: 1)"
+    )
+
+
+def trace(parser: Parser) -> None:
+    parser.add_argument(
+        "epoch_or_file", metavar="EPOCH|FILE", help="an epoch's number, or another machine's trace.json"
     )
 
 
@@ -126,23 +141,6 @@ def continue_from(parser: Parser) -> None:
 
 def rank(parser: Parser) -> None:
     parser.add_argument("stage", choices=("train", "evaluate"))
-
-
-def coverage(text: str) -> float:
-    """The coverage that a text is, for argparse. Raises ArgumentTypeError for one that evaluate.coverage refuses."""
-    try:
-        if 0.5 <= (number := float(text)) <= 0.999:
-            return number
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r:.40}; allowed: 0.5 to 0.999")
-
-
-def positive(text: str) -> int:
-    """The number that a text is, for argparse, which refuses the text if this raises ValueError."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
 
 
 COMMANDS = {
@@ -186,6 +184,10 @@ COMMANDS = {
     "verify": Command(
         ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte",
         "repeating what a dvc.lock says, in a copy", verify,
+    ),
+    "trace": Command(
+        ASK, "where two machines differ: the step and the operator", "repeating an epoch of the training, in a copy",
+        trace,
     ),
     "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
     "continue-from": Command(
@@ -279,6 +281,8 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         with_seeds = arguments.elsewhere or arguments.record_seeds is not None
         if arguments.seeds is not None and not arguments.elsewhere:
             parser.error("--seeds: only with --elsewhere")
+        if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):
+            parser.error("--seed, --part, --processes: only with --audit")
         if arguments.jobs != 1 and not with_seeds:
             parser.error("--jobs: only with --elsewhere or --record-seeds")
     return arguments

@@ -1,6 +1,7 @@
 """Text for a terminal or a page."""
 
 import unicodedata
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 
 # Categories of Unicode that change a terminal or a page instead of showing a letter: control and format characters
@@ -30,3 +31,35 @@ def in_words(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Names for a sentence; of many, the first ones and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def coverage(text: str) -> float:
+    """The coverage that a text is, for argparse. Raises ArgumentTypeError for one that evaluate.coverage refuses."""
+    try:
+        if 0.5 <= (number := float(text)) <= 0.999:
+            return number
+    except ValueError:
+        pass
+    raise ArgumentTypeError(f"{text!r:.40}; allowed: 0.5 to 0.999")
+
+
+def share(text: str) -> float:
+    """The share that a text is, for argparse, which refuses the text if this raises ValueError."""
+    if not 0 < (number := float(text)) <= 1:
+        raise ValueError
+    return number
+
+
+def part(text: str) -> tuple[int, int]:
+    """The number of a part and that of all parts, for argparse, which refuses the text if this raises ValueError."""
+    number, _, count = text.partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError
+    return int(number), int(count)
+
+
+def positive(text: str) -> int:
+    """The number that a text is, for argparse, which refuses the text if this raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number

@@ -2,6 +2,7 @@
 
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
+    perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
@@ -12,6 +13,12 @@ params and pins; otherwise it is stale. Then a temporary work copy of the commit
 inputs from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output
 has the hash of dvc.lock, and every stage has this project's own command; 1 if not, or if verify could not run. Another
 command is named before it runs. A copy of a file, say, would have that hash, too, and would show nothing.
+
+Each state of the repeated training is compared with metrics/history.csv. At the first epoch with another state it ends.
+
+--audit needs the states in states/ (run.keep_states; `dvc add states` hands them on). --seed, by default a new one,
+draws the epochs; --part 2/3 repeats the second third of them, for several checkers with one seed. --processes: with
+train.parallel elastic, another number of them.
 
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
@@ -26,24 +33,27 @@ if the accuracies are significantly lower; 1 if it could not run; 75 if it was s
 in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
+import secrets
 import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import errors, files
-from pipeline.base.errors import Fault, UserError, exit_status, raise_if_any
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections
-from pipeline.reruns import comparison, folder, record, repetition, runner
+from pipeline.reruns import comparison, folder, record, repetition, runner, segments
 from pipeline.reruns.runner import Job
+from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
+REMOVED = "the work copy is removed"
 LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 
 
@@ -55,6 +65,7 @@ class LockedRun:
     config: Params
     stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
+    states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
 
 
 def verify(only: str | None) -> int:
@@ -64,13 +75,12 @@ def verify(only: str | None) -> int:
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
         return verify_recorded(recorded, only)
-    config, stage_hashes = params.load(), dvc_lock.read()
-    if only is not None and only not in stage_hashes:
-        raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(stage_hashes)))
-    raise_if_any(validity.faults(config, machine.read()))
-    folder.check(config, stage_hashes)
+    if only is not None and only not in (names := dvc_lock.read()):
+        raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
+    config, stage_hashes = folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}), stages, targets, *options)
+    states = segments.claimed_states(Path(config.paths.metrics))
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -112,7 +122,13 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
             files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
         else:
             repetition.bring_inputs(copy, stage_hashes, stages)
-        run(repetition.job(f"commit {commit}", copy, targets, *options), copy.config)
+        variable = segments.write_claim(place, Claim(locked_run.states))
+        job = repetition.job(f"commit {commit}", copy, targets, *options)
+        failures = run(replace(job, environ={**job.environ, **variable}), copy.config)
+        if epoch := segments.differing_epoch(place):
+            print(f"\n{describe_difference(epoch, locked_run.states)}")
+            return 1
+        errors.raise_if_any(failures)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
         differing = comparison.compare(stage_hashes, comparison.outputs(rerun, stages), stages, copy)
     if changed := comparison.changed_inputs(stage_hashes, rerun):
@@ -123,15 +139,35 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     return 1 if differing or faults else 0
 
 
-def run(job: Job, config: Params) -> None:
-    """Run a job of a work copy that is removed afterwards. Raises UserError if it fails; its log is kept."""
+def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
+    """The sentence for a training whose state differs after this epoch."""
+    equal = max((each for each in states if each < epoch), default=0)
+    before = f"the state after epoch {equal} is the same" if equal else "no earlier state is compared"
+    return (
+        f"verify: differs: the training, in epoch {epoch} of {max(states)}; {before}; it is not repeated further; "
+        f"perennial trace {epoch} here, and with its file on the machine of the claim, finds the step and the operator"
+    )
+
+
+def audit(share: float, seed: int | None, part: tuple[int, int], processes: int | None) -> int:
+    """Repeat drawn segments of the training, and print what this shows; 1 if a state or an output differs, else 0.
+
+    Raises UserError if this folder is not clean, if states are missing, or if a training fails.
+    """
+    config, stage_hashes = folder.checked()
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    return segments.audit(config, stage_hashes, share, seed, part, processes)
+
+
+def run(job: Job, config: Params) -> list[Fault]:
+    """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
     (outcome,) = runner.run_all([job], runner.slots(config, 1), "verify")
-    if outcome.failures:
-        log = job.folder / runner.LOG
-        LOG.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, LOG)
-        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in outcome.failures]
-        raise UserError(*faults)
+    if not outcome.failures:
+        return []
+    log = job.folder / runner.LOG
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(log, LOG)
+    return [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in outcome.failures]
 
 
 def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:
@@ -155,9 +191,14 @@ def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[l
 
 def main(arguments: Namespace) -> int:
     count, jobs = arguments.record_seeds, arguments.jobs
+    if arguments.audit is not None:
+        runner.stop_on_signals("", KeyboardInterrupt)
+        return exit_status(
+            "verify", lambda: audit(arguments.audit, arguments.seed, arguments.part, arguments.processes), REMOVED
+        )
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status("verify", lambda: verify(arguments.stage), interrupted="the work copy is removed")
+        return exit_status("verify", lambda: verify(arguments.stage), REMOVED)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")

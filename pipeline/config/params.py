@@ -104,6 +104,7 @@ class Paths(Section):
     models: ClassVar[str] = "models"
     metrics: ClassVar[str] = "metrics"
     reports: ClassVar[str] = "reports"
+    states: ClassVar[str] = "states"  # of run.keep_states; `dvc add states` hands them on
     runs: ClassVar[str] = "runs"  # working checkpoints, TensorBoard events, provenance; never versioned
 
 
@@ -186,6 +187,7 @@ class Train(Section):
     step_epochs: Epochs = 10
     step_factor: Share = 0.1
     patience: Natural = 0
+    hash_every_epochs: Natural = 1
     device: Device = "cuda"
     parallel: Parallel = "apex_ddp"
     backend: Backend = "auto"
@@ -215,6 +217,7 @@ class Run(Section):
     node_rank: Natural = 0
     rendezvous: Annotated[str, Field(pattern=HOST_PORT)] = "localhost:0"
     save_every_epochs: Natural = 0
+    keep_states: Natural = 0
     workers: Workers = 0
     residency: Literal["auto", "device", "host", "disk"] = "auto"
     log_steps: Count = 20

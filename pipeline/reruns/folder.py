@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault
+from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, StageHashes
@@ -16,6 +17,14 @@ COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each 
 FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit"
 NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or perennial repro"
 ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
+
+
+def checked() -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of this folder, after `check`. Raises UserError, also if it cannot run here."""
+    config, stage_hashes = params.load(), dvc_lock.read()
+    errors.raise_if_any(validity.faults(config, machine.read()))
+    check(config, stage_hashes)
+    return config, stage_hashes
 
 
 def check(config: Params, stage_hashes: StageHashes) -> None:

@@ -59,16 +59,16 @@ def bring_inputs(copy: WorkCopy, stage_hashes: StageHashes, stages: Collection[s
         user_files = (f"{folder}/*.dvc" for folder in _user_folders(copy.config))
         inputs += programs.output("git", "ls-files", "-z", "--", *user_files).split("\0")[:-1]
     if inputs:
-        programs.dvc("checkout", *inputs, cwd=copy.folder, environ={**programs.environment(), **_variables(copy)})
+        programs.dvc("checkout", *inputs, cwd=copy.folder, environ={**programs.environment(), **variables(copy)})
     return inputs
 
 
 def job(name: str, copy: WorkCopy, stages: Collection[str], *options: str) -> Job:
     """The job that runs stages in a work copy by force. `options`: more of those of `dvc repro`."""
-    return Job(name, copy.folder, tuple(stages), (*BY_FORCE, *options), _variables(copy))
+    return Job(name, copy.folder, tuple(stages), (*BY_FORCE, *options), variables(copy))
 
 
-def _variables(copy: WorkCopy) -> dict[str, str]:
+def variables(copy: WorkCopy) -> dict[str, str]:
     """DVC's site cache is in the copy, and ends with it. A training asks Git for the commit that it belongs to."""
     repository = programs.output("git", "rev-parse", "--absolute-git-dir").strip()
     site = (copy.folder / programs.TEMPORARY / "site").absolute()

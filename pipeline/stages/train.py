@@ -21,15 +21,16 @@ from pipeline.engine import agreement, determinism, distributed, loop, rendezvou
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
+from pipeline.loader import sampler
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
-from pipeline.training import monitor, results, schedule
+from pipeline.training import claim, monitor, results, schedule, trace
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
 from pipeline.training.readout import Readout
-from pipeline.training.resume import resume, save_checkpoint
-from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
+from pipeline.training.resume import keep_state, resume, save_checkpoint
+from pipeline.training.state import STATE, Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
 
 
@@ -54,7 +55,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     learning_rates = schedule.learning_rates(settings, rows)
 
     def ended_early() -> bool:
-        return schedule.should_stop(progress.history, settings.patience)
+        return schedule.should_stop(progress.history, settings.patience) or job.claim.is_over(len(progress.history))
 
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
@@ -63,8 +64,11 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
         remaining = stop.until_stop(until(ended_early, batches))
-        steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin)
-        for batch in steps:
+        begin = trace.unrecorded(batches.begin)
+        steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, begin)
+        last = job.claim.last_epoch
+        traced = range(*(sampler.steps(epochs, rows, settings.batch_size) for epochs in (last - 1, last)))
+        for batch in trace.follow(job.claim, steps, learner, begin, first_step, traced):
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0
@@ -78,8 +82,11 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
                 display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
+                job.claim.check(epoch, progress.history[-1][STATE])
                 display.epoch(progress.history[-1], predictions)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
+            if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
+                keep_state(job, learner, totals, progress)
             if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
                 save_checkpoint(job, learner, totals, progress)
                 save_time, save_step = time.monotonic(), progress.step
@@ -120,7 +127,7 @@ def run(config: Params) -> None:
             this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
-        job = Job(config, open_dataset(config, data, world), world, store, this_run)
+        job = Job(config, open_dataset(config, data, world), world, store, this_run, claim.read(world.is_main))
         weights, progress, steps = train(job)
         if world.is_main:
             if note := early_stop_note(settings, progress.history):

@@ -35,13 +35,13 @@ class _HashingWriter(io.BufferedWriter):
         return super().write(content)
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def save(path: Path, state: dict[str, Any], keep_previous: bool = True) -> None:
     """Write `state` to `path` atomically, and sync it to the disk. The previous file is kept under another name."""
     with files.atomic_file(path) as temporary:
         with _HashingWriter(temporary.open("wb", buffering=0)) as file:
             _write(state, file)
             file.write(file.sha256.digest())
-        if path.exists():
+        if keep_previous and path.exists():
             path.replace(previous(path))
 
 

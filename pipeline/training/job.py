@@ -17,6 +17,7 @@ from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.storage import Dataset
 from pipeline.training import provenance, runs
+from pipeline.training.claim import NO_CLAIM, Claim
 from pipeline.training.runs import Run
 
 
@@ -29,6 +30,7 @@ class Job:
     world: World
     store: Store  # of small values, which all processes see
     run: Run
+    claim: Claim = NO_CLAIM
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
-from pipeline.training import checkpoint, provenance
+from pipeline.training import chain, checkpoint, claim, provenance
 from pipeline.training.failures import check_losses_finite
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
@@ -38,19 +38,21 @@ def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progre
 
     Raises UserError if a loss was not finite: nobody could go on from there.
     """
+    _save(job, learner, totals, progress, job.run.checkpoint, keep_previous=True)
+
+
+def keep_state(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
+    """Save the state at the end of an epoch to a file that stays (run.keep_states), as `save_checkpoint` does."""
+    _save(job, learner, totals, progress, claim.state_file(len(progress.history)), keep_previous=False)
+
+
+def _save(job: Job, learner: Learner, totals: Totals, progress: Progress, path: Path, keep_previous: bool) -> None:
     check_losses_finite(int(distributed.all_reduce_max(totals.broken_step.clone())), job.config.train)
     sums = distributed.all_reduce_sum(totals.sums.clone())
-    if not job.world.is_main:
-        return
-    checkpoint.save(
-        job.run.checkpoint,
-        {
-            **learner.state_dict(),
-            "totals": sums,
-            "progress": asdict(progress),
-            "hardware": provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic),
-        },
-    )
+    if job.world.is_main:
+        hardware = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
+        state = {**learner.state_dict(), "totals": sums, "progress": asdict(progress), "hardware": hardware}
+        checkpoint.save(path, state, keep_previous)
 
 
 def newest_checkpoint(path: Path) -> dict[str, Any] | None:
@@ -75,9 +77,10 @@ def newest_checkpoint(path: Path) -> dict[str, Any] | None:
 def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     """Load the working checkpoint, if there is one, into the learner and the totals. Returns the progress.
 
-    Raises UserError if the checkpoint is damaged, or from hardware that computes other bits.
+    Raises UserError if the checkpoint is damaged, or from hardware that computes other bits; and if a claim begins with
+    another file, and the claim has another state there.
     """
-    path = job.run.checkpoint
+    path = Path(job.claim.start or job.run.checkpoint)
     # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
     state = distributed.broadcast_object(newest_checkpoint(path) if job.world.is_main else None)
     if state is None:
@@ -87,7 +90,8 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         content = schema.validate(state, Content)
         if not 0 <= content.progress.step <= steps:
             raise ValueError(f"it is of step {content.progress.step}, and this run has the steps 0 to {steps}")
-        check_hardware(job, content.hardware)
+        if not job.claim.trace:  # a trace shows where other hardware computes other bits
+            check_hardware(job, content.hardware)
         learner.load_state_dict(state)
         share = job.world.share(len(totals.sums))
         totals.sums[share.start : share.stop] = content.totals[share.start : share.stop]
@@ -99,16 +103,22 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
             path, f"not what this run saves ({reason})", f"to start again: rm -r {job.run.folder}"
         ) from None
     if job.world.is_main:
-        print(f"train: going on from step {content.progress.step} ({job.run.folder})", file=sys.stderr)
+        print(f"train: going on from step {content.progress.step} ({path.parent})", file=sys.stderr)
+        if job.claim.start:
+            digest = chain.sha256(chain.whole_state(learner, content.progress))
+            job.claim.check_start(len(content.progress.history), digest)
     return content.progress
 
 
 def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
     """Raise UserError if the checkpoint's hardware or numeric variables differ from those of this process."""
     current = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
+    place = job.claim.start or str(job.run.folder)
     remedy = f"go on where it was begun, or start again: rm -r {job.run.folder}"
+    if job.claim.start:
+        remedy = "repeat it there; with train.arithmetic: portable every x86-64 CPU can"
     faults = [
-        Fault(str(job.run.folder), f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
+        Fault(place, f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
         for name, before, now in agreement.differences(hardware, current)
     ]
     if faults:  # the bytes could not be the same

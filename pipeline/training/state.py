@@ -19,7 +19,8 @@ from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import network, pretrained, timm_models
 
-HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
+STATE = "state_sha256"  # of the whole state after the epoch (chain.py); empty with another train.hash_every_epochs
+HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy", STATE)
 
 
 @dataclass

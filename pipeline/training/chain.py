@@ -1,0 +1,59 @@
+"""The SHA-256 of the whole state of a training, which metrics/history.csv has for the end of each epoch.
+
+The state is what decides the rest of the training: the content of a checkpoint, without the hardware. Rows of the
+history are part of it, and they have the SHA-256 of earlier epochs. So each value also covers the epochs before it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.base import linux
+from pipeline.engine.loop import Learner
+from pipeline.training.state import STATE, Progress
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def whole_state(learner: Learner, progress: Progress) -> dict[str, Any]:
+    """Everything that decides the rest of a training, at the end of an epoch."""
+    *rows, last = progress.history
+    last = {name: value for name, value in last.items() if name != STATE}
+    return {**learner.state_dict(), "progress": {**vars(progress), "history": [*rows, last]}}
+
+
+def sha256(state: Mapping[str, Any]) -> str:
+    """The SHA-256 (hexadecimal) of nested tables and lists of tensors and plain values.
+
+    It is that of lines `path value`, sorted by path. The value of a tensor is its type, its shape, and the SHA-256 of
+    its bytes in the order of its indices. So neither the device nor the memory format changes it.
+    """
+    leaves = sorted(_leaves(state), key=lambda leaf: leaf[0])
+    with ThreadPoolExecutor(linux.usable_cores()) as threads:  # hashlib releases Python's lock
+        texts = threads.map(_text, (value for _, value in leaves))
+        lines = [f"{path} {text}\n" for (path, _), text in zip(leaves, texts, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of everything in nested tables and lists."""
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves(value[key], f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _leaves(each, f"{path}/{number}")
+    else:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    """A plain value, a tensor by its hash, anything else by its type: its text may have an address."""
+    if not isinstance(value, Tensor):
+        return repr(value) if isinstance(value, PLAIN) else type(value).__name__
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{value.dtype} {list(value.shape)} {hashlib.sha256(content.data).hexdigest()}"

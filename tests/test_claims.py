@@ -1,0 +1,313 @@
+"""A training claims the state after each epoch; a checker repeats parts of it, and finds where another one begins."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.base import files
+from pipeline.reruns.segments import Segment, draw
+from pipeline.training import chain, checkpoint
+from pipeline.training.trace import Call, Trace, difference
+from tests.conftest import change, read_params, write_params
+from tests.helpers.projects import call, commit, create_project, verify, verify_environment
+from tests.helpers.trainings import launch, outputs, small_world
+
+WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
+STATE, DIGEST = "state_sha256", "0" * 64
+
+
+def states(folder: Path) -> list[str]:
+    """The column of states in a history."""
+    return [row[STATE] for row in files.read_csv(folder / "metrics/history.csv")]
+
+
+def test_the_hash_of_a_state_is_that_of_its_values() -> None:
+    """Neither the order of keys nor the memory format counts; each value, name, type and shape does."""
+    weights = torch.arange(48.0).reshape(1, 3, 4, 4)
+    state = {"model": {"a": weights, "b": torch.zeros(())}, "steps": [1, 2.5, None]}
+    same = {
+        "steps": [1, 2.5, None],
+        "model": {"b": torch.zeros(()), "a": weights.to(memory_format=torch.channels_last)},
+    }
+    assert chain.sha256(state) == chain.sha256(same)
+    others = [
+        {**state, "steps": [1, 2.5, 0]},
+        {**state, "model": {"a": weights, "c": torch.zeros(())}},
+        {**state, "model": {"a": weights.double(), "b": torch.zeros(())}},
+        {**state, "model": {"a": weights.reshape(3, 1, 4, 4), "b": torch.zeros(())}},
+        {**state, "model": {"a": weights.nextafter(weights + 1), "b": torch.zeros(())}},
+    ]
+    assert len({chain.sha256(each) for each in [state, *others]}) == 6
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [1, 1, 1]), (2, [0, 1, 0]), (0, [0, 0, 0])])
+def test_states_are_hashed_every_so_many_epochs(tmp_path: Path, every: int, expected: list[int]) -> None:
+    """train.hash_every_epochs; the weights are the same for each."""
+    folder = small_world(tmp_path, train__epochs=3, train__hash_every_epochs=every)
+    launch(folder)
+    assert [len(state) == 64 for state in states(folder)] == [bool(each) for each in expected]
+
+
+@pytest.mark.slow("three trainings with real processes; make test has one of each kind")
+def test_states_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    """With elastic the whole history is the same for 1, 2 and 3 processes."""
+    histories = set()
+    for processes in (1, 2, 3):
+        lines: dict[str, Any] = {
+            "train__parallel": "elastic",
+            "train__shards": 6,
+            "train__batch_size": 12,
+            "run__processes": processes,
+        }
+        folder = small_world(tmp_path / str(processes), **lines)
+        launch(folder)
+        histories.add((folder / "metrics/history.csv").read_bytes())
+    assert len(histories) == 1
+
+
+def claim(folder: Path, **values: object) -> dict[str, Any]:
+    """The variable that names a claim with these values. Its files are in the folder."""
+    files.write_json(folder / "claim.json", {"difference": str(folder / "difference.json"), **values})
+    return {"PERENNIAL_CLAIM": str(folder / "claim.json")}
+
+
+def test_a_training_goes_on_from_a_kept_state(tmp_path: Path) -> None:
+    """From the state after an epoch it gives the same outputs, for a training with every kind of state."""
+    lines: dict[str, Any] = {
+        "train__epochs": 3, "train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9,
+        "train__export": "best", "train__precision": "fp16",
+    }  # fmt: skip
+    whole = small_world(tmp_path / "whole", run__keep_states=2, **lines)
+    launch(whole)
+    kept = sorted(path.name for path in (whole / "states").iterdir())
+    assert kept == ["epoch-0002.pt", "epoch-0003.pt"]  # the last one, too
+    rest = small_world(tmp_path / "rest", **lines)
+    start = str(whole / "states/epoch-0002.pt")
+    launch(rest, **claim(tmp_path, start=start, start_epoch=2, states=dict(enumerate(states(whole), 1))))
+    assert outputs(rest) == outputs(whole)
+
+
+def test_a_training_ends_at_the_first_other_state(tmp_path: Path) -> None:
+    """The epoch is in the file; a start state that is not the claimed one trains nothing."""
+    first = small_world(tmp_path / "first", run__keep_states=1, train__epochs=3)
+    launch(first)
+    claimed = dict(enumerate(states(first), 1)) | {2: DIGEST}
+    again = small_world(tmp_path / "again", train__epochs=3)
+    done = launch(again, check=False, **claim(tmp_path, states=claimed))
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "difference.json").read_text()) == 2
+    assert "epoch 1/3" in done.stderr
+    assert "epoch 3/3" not in done.stderr
+    start = str(first / "states/epoch-0002.pt")
+    done = launch(again, check=False, **claim(tmp_path, states=claimed, start=start, start_epoch=2))
+    assert done.returncode == 1
+    assert "epoch 3/3" not in done.stderr
+
+
+def recorded(folder: Path, out: Path, **values: object) -> Trace:
+    """The trace that a training in the folder writes."""
+    launch(folder, **claim(out, trace=str(out / "trace.json"), **values))
+    content = json.loads((out / "trace.json").read_text())
+    return Trace(**content | {"calls": [Call(**each) for each in content["calls"]]})
+
+
+def test_native_and_portable_arithmetic_differ_in_an_operator(tmp_path: Path) -> None:
+    """The first other state is named with its step. In this step an operator gives other values for equal arguments."""
+    both = []
+    for arithmetic in ("native", "portable"):
+        folder = small_world(tmp_path / arithmetic, train__arithmetic=arithmetic, train__model="resnet18")
+        both.append(recorded(folder, tmp_path, last_epoch=1, step=1))
+    native, portable = both
+    assert native.step == portable.step == 1
+    assert difference(native, replace(native, cpu="another")) == ""
+    if native.states == portable.states:
+        pytest.skip("this CPU computes the same bits with native and with portable arithmetic")
+    sentence = difference(native, portable)
+    assert "step 1, call " in sentence
+    assert "equal arguments, other values" in sentence
+    assert "aten." in sentence
+
+
+def test_the_first_difference_of_two_traces_is_named() -> None:
+    """A state without operators; an operator with equal arguments; other operators; nothing."""
+    calls = [Call("aten.add", DIGEST, DIGEST), Call("aten.mul", DIGEST, "1" * 64)]
+    one = Trace("a", 3, [DIGEST, "1" * 64], 2, calls)
+    assert difference(one, one) == ""
+    assert "step 2: another state" in difference(replace(one, calls=[]), replace(one, states=[DIGEST] * 2, calls=[]))
+    other = replace(one, calls=[calls[0], replace(calls[1], after=DIGEST)])
+    assert "step 2, call 2: aten.mul: equal arguments" in difference(one, other)
+    assert "aten.add here" in difference(one, replace(one, calls=[calls[0], calls[0]]))
+
+
+def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
+    """The same seed draws the same ones; parts have them all, once; every segment can be drawn."""
+    kept = list(range(2, 21, 2))
+    drawn = draw(kept, 0.3, 7)
+    assert drawn == draw(kept, 0.3, 7)
+    assert len(drawn) == 3
+    assert {*draw(kept, 0.3, 7, 1, 2)} | {*draw(kept, 0.3, 7, 2, 2)} == {*drawn}
+    assert not {*draw(kept, 0.3, 7, 1, 2)} & {*draw(kept, 0.3, 7, 2, 2)}
+    assert {each for seed in range(100) for each in draw(kept, 0.1, seed)} == {Segment(e - 2, e) for e in kept}
+
+
+@pytest.fixture(scope="module")
+def claimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished project of four epochs that has kept each state: 20 seconds, a whole pipeline under DVC."""
+    project = tmp_path_factory.mktemp("claimed") / "project"
+    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
+    create_project(project, **drawn, train__epochs=4, run__keep_states=1)
+    call(project, sys.executable, "-m", "pipeline", "repro")
+    commit(project)
+    return project
+
+
+@pytest.fixture
+def project(claimed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed by a test; TMPDIR for work copies is beside it."""
+    (tmp_path / "temporary").mkdir()
+    return shutil.copytree(claimed, tmp_path / "project", symlinks=True)
+
+
+@WHOLE
+def test_an_audit_of_a_true_claim(project: Path) -> None:
+    """Two of four segments have the same states; another seed draws others; parts of an audit are smaller."""
+    done = verify(project, "--audit", "0.5", "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": the same states") == 2
+    assert "50%" in done.stdout
+    part = verify(project, "--audit", "0.5", "--seed", "3", "--part", "2/2")
+    assert part.returncode == 0
+    assert part.stdout.count(": the same states") == 1
+    refused = verify(project, "--audit", "0.5", "--processes", "2")
+    assert refused.returncode == 1
+    assert "--processes" in refused.stderr
+
+
+def write_state(project: Path, epoch: int, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the weights of a kept state."""
+    path = project / f"states/epoch-{epoch:04}.pt"
+    state = checkpoint.load(path)
+    change(state["model"])
+    checkpoint.save(path, state, keep_previous=False)
+
+
+def add_to_bias(weights: dict[str, torch.Tensor]) -> None:
+    """Another bias of the head."""
+    weights["fc.bias"] += 1
+
+
+def edit_history(project: Path, epoch: int, state: str) -> None:
+    """Another state of an epoch in the history, as if DVC had recorded it."""
+    path = project / "metrics/history.csv"
+    rows = files.read_csv(path)
+    text = path.read_text().replace(rows[epoch - 1][STATE], state)
+    files.remove(path)
+    path.write_text(text)
+    record(project)
+
+
+def record(project: Path) -> None:
+    """Record the outputs as they are, and commit."""
+    call(project, "dvc", "commit", "--force")
+    commit(project)
+
+
+def made_up(project: Path) -> None:
+    """A history with states that nobody computed."""
+    for epoch in range(1, 5):
+        edit_history(project, epoch, f"{epoch}" * 64)
+
+
+def other_weights(project: Path) -> None:
+    """A model with other weights than those of the last state."""
+    path = project / "models/model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    files.remove(path)
+    path.write_bytes(content)
+    record(project)
+
+
+def skipped_step(project: Path) -> None:
+    """A training that goes on from another state after epoch 2, as if a step had been left out; its claim fits it."""
+    write_state(project, 2, add_to_bias)
+    forged = checkpoint.load(project / "states/epoch-0002.pt")
+    progress = forged["progress"]
+    *rows, last = progress["history"]
+    last = {name: value for name, value in last.items() if name != STATE}
+    content = {name: forged[name] for name in ("model", "precision", "optimizer", "ema")}
+    edit_history(project, 2, chain.sha256({**content, "progress": {**progress, "history": [*rows, last]}}))
+
+
+def swapped_states(project: Path) -> None:
+    """The states of two epochs, exchanged: they join nothing."""
+    one, two = (project / f"states/epoch-{epoch:04}.pt" for epoch in (2, 3))
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+
+
+def other_run(project: Path) -> None:
+    """The states of a training with another seed."""
+    copy = shutil.copytree(project, project.parent / "other", symlinks=True)
+    write_params(copy / "params.yaml", change(read_params(copy / "params.yaml"), train__seed=1))
+    call(copy, sys.executable, "-m", "pipeline", "train")
+    shutil.rmtree(project / "states")
+    shutil.copytree(copy / "states", project / "states")
+
+
+@WHOLE
+@pytest.mark.parametrize("forge", [made_up, other_weights, skipped_step, swapped_states, other_run])
+def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:
+    """Nothing of it stays unnoticed if every segment is repeated."""
+    forge(project)
+    done = verify(project, "--audit", "1", "--seed", "3")
+    assert done.returncode == 1
+    assert "verify: differs: " in done.stdout, done.stderr
+
+
+@WHOLE
+def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
+    """It names the epoch, and does not train on."""
+    edit_history(project, 3, DIGEST)
+    done = verify(project, "--stage", "train")
+    assert done.returncode == 1
+    assert "in epoch 3 of 4; the state after epoch 2 is the same" in done.stdout
+
+
+def trace(project: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Run `perennial trace` in the project."""
+    command = [sys.executable, "-m", "pipeline", "trace", what]
+    return subprocess.run(
+        command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
+    )
+
+
+@WHOLE
+def test_two_machines_find_the_operator(project: Path) -> None:
+    """The first writes an epoch, the second names the step, the first names the operator. Equal ones differ nowhere."""
+    first, second = project, project.parent / "second"
+    assert trace(first, "2").returncode == 0
+    shutil.copytree(first, second, symlinks=True)
+    assert trace(second, "trace.json").returncode == 0
+    content = json.loads((second / "trace.json").read_text())
+    files.write_json(
+        second / "trace.json", content | {"states": [content["states"][0], DIGEST, *content["states"][2:]]}
+    )
+    named = trace(second, "trace.json")
+    assert named.returncode == 1
+    assert "epoch 2, step 2: another state" in named.stdout
+    content = json.loads((second / "trace.json").read_text())
+    content["calls"][5]["after"] = DIGEST
+    files.write_json(first / "trace.json", content)
+    done = trace(first, "trace.json")
+    assert done.returncode == 1
+    assert f"call 6: {content['calls'][5]['operator']}: equal arguments, other values" in done.stdout
