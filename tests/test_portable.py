@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline.base import files
+from pipeline.base import files, schema
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
 from pipeline.data import corrections
 from pipeline.engine import environment
 from pipeline.models import description
+from pipeline.training.claim import VARIABLE
+from pipeline.training.trace import Trace, difference
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.operators import operators_of_a_step
 from tests.helpers.projects import link_code
@@ -123,6 +125,35 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     answer = run(native, sys.executable, "-m", "pipeline", "predict", *question)
     assert '"probability": 0.' in answer
     assert emulate(folder, cpu, "predict", *question) == answer
+
+
+@EMULATED
+@needs_qemu
+@pytest.mark.parametrize("arithmetic", ["portable", "native"])
+def test_a_trace_shows_where_an_emulated_cpu_differs(
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str
+) -> None:
+    """With native arithmetic, an operator gives other values for equal arguments. With portable, none does."""
+    traces = []
+    for name in ("here", "emulated"):
+        folder = shutil.copytree(native, tmp_path / name, symlinks=True)
+        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__arithmetic=arithmetic))
+        monkeypatch.setenv(VARIABLE, str(folder / "claim.json"))
+        claim = {"trace": str(folder / "trace.json"), "last_epoch": 1, "step": 1}
+        files.write_json(folder / "claim.json", claim)
+        if name == "here":
+            run(folder, sys.executable, "-m", "pipeline", "train")
+        else:
+            emulate(folder, "Haswell", "train")
+        traces.append(schema.json_of(folder / "trace.json", Trace, "-"))
+    here, emulated = traces
+    assert len(here.calls) > 100
+    sentence = difference(here, emulated)
+    if arithmetic == "portable":
+        assert sentence == ""
+    elif here.cpu.rpartition(" ")[2] != emulated.cpu.rpartition(" ")[2]:  # other instructions
+        assert "aten.convolution.default: equal arguments, other values" in sentence
+        assert "AVX512" in sentence
 
 
 @EMULATED

@@ -39,6 +39,11 @@ def sha256(state: Mapping[str, Any]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def tensors(state: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors in nested tables and lists."""
+    return [value for _, value in _leaves(state) if isinstance(value, Tensor)]
+
+
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Path and value of everything in nested tables and lists."""
     if isinstance(value, Mapping):

@@ -17,6 +17,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
         "launches": tables.launches,
         "waits": tables.waits,
         "arithmetic": tables.arithmetic,
+        "state": tables.state,
     },
     "docs/presets.md": {
         "cpu": partial(tables.recipes, tables.OF_CPU),

@@ -67,6 +67,16 @@ def arithmetic() -> str:
     return table(" | ".join(["model, images", *(titles[name] for name in figures)]), cells)
 
 
+def state() -> str:
+    """What the hash of the whole state costs, against the steps of an epoch."""
+    rows = [
+        (title, f"{row['megabytes']:.0f}", f"{row['hash_seconds']:.2f}", f"{row['epoch_seconds']:.1f}",
+         f"{row['share']:.2%}")
+        for title, row in report("state_cpu").items()
+    ]  # fmt: skip
+    return table("model, pixels, images of an epoch | MB | hash, s | epoch, s | share", rows)
+
+
 def elastic_hashes() -> str:
     """The first digits of the hash of each precision and optimizer. Raises ValueError if a way has another one."""
     hashes: dict[tuple[str, str], set[str]] = {}

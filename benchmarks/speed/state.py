@@ -1,0 +1,86 @@
+"""What train.hash_every_epochs costs: seconds of the hash of the whole state, against the steps of an epoch.
+
+    python -m benchmarks state
+
+One process and one thread on the CPU, fp32, SGD with momentum, batches of noise; steps and hashes take turns. Seconds
+are those of the CPU, of all threads together: the hash uses every core, a step one. `megabytes` is what is hashed; on a
+GPU these bytes are also copied to the host.
+"""
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from benchmarks.harness import measuring
+from benchmarks.harness.measuring import Report, Row
+from pipeline.config import params
+
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    side: int  # of the images, in pixels
+    batch: int
+    images: int  # of an epoch
+    steps: int  # of a turn
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} {self.side} px, {self.images:,} images"
+
+
+CASES = {
+    "cpu": (
+        Case("resnet18", 64, 32, 484, 4), Case("resnet18", 64, 64, 2932, 4), Case("resnet34", 224, 16, 2932, 2),
+    ),
+    "tiny": (Case("shufflenet_v2_x0_5", 32, 4, 40, 2),),
+}  # fmt: skip
+
+
+def measure(case: Case) -> Row:
+    """CPU seconds of a hash and of an epoch's steps, and their ratio: medians over the turns."""
+    from benchmarks.speed import ours
+    from pipeline.engine import determinism
+    from pipeline.engine.world import World
+    from pipeline.training import chain
+
+    settings = {
+        "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,
+        "precision": "fp32", "epochs": 1000, "lr": 0.001,
+    }  # fmt: skip
+    config = ours.with_settings(params.load(), settings)
+    determinism.make_deterministic(1, True)
+    ready = ours.Ready.of_noise(config, World.from_env({}, "cpu"), case.batch, case.side)
+    trainer = ours.Trainer.of(ready)
+    steps = trainer.steps(ours.resident(next(ready.batches())))
+    deque(islice(steps, 2), maxlen=0)  # the first choose algorithms, and fill caches
+    state = trainer.learner.state_dict()
+    turns = []
+    for _ in range(TURNS):
+        began = time.process_time()
+        chain.sha256(state)
+        hashed = time.process_time()
+        deque(islice(steps, case.steps), maxlen=0)
+        epoch = (time.process_time() - hashed) / case.steps * case.images / case.batch
+        turns.append({"hash_seconds": hashed - began, "epoch_seconds": epoch, "share": (hashed - began) / epoch})
+    megabytes = sum(tensor.nbytes for tensor in chain.tensors(state)) / 1e6
+    return {"megabytes": megabytes, **measuring.medians(turns)}
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "state", photos=False).parse_args()
+    with measuring.exit_on_user_error("state"):
+        report = Report("state", options, turns=TURNS)
+        for case in CASES["tiny" if options.tiny else "cpu"]:
+            if report.missing([case.title]):
+                report.add(case.title, measure(case))
+        report.conclude(share={title: row["share"] for title, row in report.rows.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
