@@ -93,9 +93,12 @@ def verify(parser: Parser) -> None:
         "--audit", metavar="SHARE", type=share, help="repeat this share of the training, drawn at random, from the "
         "states in states/ (run.keep_states)",
     )  # fmt: skip
+    mode.add_argument("--statement", metavar="FILE", help="check the signed statements in a file, and repeat nothing")
+    parser.add_argument("--key", metavar="FILE", help="with --statement: the public key (PEM, Ed25519)")
+    parser.add_argument("--sign", metavar="FILE", help="the private key of a statement in metrics/claims.jsonl")
     parser.add_argument("--seed", metavar="N", type=int, help="with --audit: draws the segments (default: a new one)")
     parser.add_argument(
-        "--part", metavar="K/N", type=part, default=(1, 1), help="with --audit: the K-th of N parts of what is drawn"
+        "--part", metavar="K/N", type=part, default=(1, 1), help="with --audit: a part of what is drawn"
     )
     parser.add_argument("--processes", metavar="N", type=positive, help="with --audit and elastic: of the training")
     parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
@@ -281,6 +284,10 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         with_seeds = arguments.elsewhere or arguments.record_seeds is not None
         if arguments.seeds is not None and not arguments.elsewhere:
             parser.error("--seeds: only with --elsewhere")
+        if (arguments.statement is None) != (arguments.key is None):
+            parser.error("--statement and --key: only together")
+        if arguments.sign is not None and (with_seeds or arguments.statement is not None):
+            parser.error("--sign: not with --elsewhere, --record-seeds or --statement")
         if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):
             parser.error("--seed, --part, --processes: only with --audit")
         if arguments.jobs != 1 and not with_seeds:

@@ -40,7 +40,7 @@ LAYERS = (
 FRAME = "pipeline.stages.frame"  # the one module of the stages and commands that others of them import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "versioning.dvc_lock"},
-    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
+    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges", "reruns.statement"},
     "pydantic_core": {"config.document"},
     "PIL": {
         "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic", "reporting.thumbnails",
@@ -58,7 +58,7 @@ OWNERS = {  # a library → the modules that import it
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),
-    "shtab": {"command_line"},
+    "shtab": {"command_line"}, "cryptography": {"reruns.statement"},
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.nodes", "engine.distributed", "engine.launchers"}  # stores, exchanges

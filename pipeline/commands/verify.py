@@ -3,6 +3,8 @@
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
     perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
+    perennial verify --sign key.pem     either of them, and a signed statement of it in metrics/claims.jsonl
+    perennial verify --statement metrics/claims.jsonl --key key.pub      checks such statements; repeats nothing
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
@@ -47,7 +49,7 @@ from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections
-from pipeline.reruns import comparison, folder, record, repetition, runner, segments
+from pipeline.reruns import comparison, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
@@ -149,13 +151,12 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     )
 
 
-def audit(share: float, seed: int | None, part: tuple[int, int], processes: int | None) -> int:
+def audit(share: float, seed: int, part: tuple[int, int], processes: int | None) -> int:
     """Repeat drawn segments of the training, and print what this shows; 1 if a state or an output differs, else 0.
 
     Raises UserError if this folder is not clean, if states are missing, or if a training fails.
     """
     config, stage_hashes = folder.checked()
-    seed = secrets.randbelow(2**32) if seed is None else seed
     return segments.audit(config, stage_hashes, share, seed, part, processes)
 
 
@@ -189,16 +190,32 @@ def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[l
     return first, ["--downstream"], [name for name in stage_hashes if name not in inputs]
 
 
+def repeat_and_sign(arguments: Namespace) -> int:
+    """Repeat what the arguments name, and state the result if there is a key. Returns the exit status."""
+    if arguments.statement is not None:
+        print(*statement.check(Path(arguments.statement), Path(arguments.key)), sep="\n")
+        return 0
+    key = statement.read_private_key(Path(arguments.sign)) if arguments.sign is not None else None  # refused at once
+    if key and not has_own_lock():
+        raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    if arguments.audit is None:
+        status, what = verify(arguments.stage), f"stage {arguments.stage}" if arguments.stage else "every stage"
+    else:
+        seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+        status = audit(arguments.audit, seed, arguments.part, arguments.processes)
+        what = f"audit {arguments.audit} of train, seed {seed}, part {arguments.part[0]}/{arguments.part[1]}"
+    if key:
+        made = statement.make(params.load(), programs.last_commit(), [what], passed=status == 0)
+        statement.add(statement.sign(made, key))
+        print(f"verify: {statement.FILE} has a signed statement of this")
+    return status
+
+
 def main(arguments: Namespace) -> int:
     count, jobs = arguments.record_seeds, arguments.jobs
-    if arguments.audit is not None:
-        runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status(
-            "verify", lambda: audit(arguments.audit, arguments.seed, arguments.part, arguments.processes), REMOVED
-        )
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status("verify", lambda: verify(arguments.stage), REMOVED)
+        return exit_status("verify", lambda: repeat_and_sign(arguments), REMOVED)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
