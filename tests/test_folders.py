@@ -36,7 +36,7 @@ def in_splits(folder: Path, tops: Sequence[str]) -> Path:
 
 def layout_of(folder: Path) -> Layout:
     """The layout of a folder, as the stage split reads it."""
-    return folders.interpret(str(folder), folders.entries(folder), lambda name: (folder / name).read_bytes())
+    return folders.interpret(str(folder), originals.list_entries(folder), lambda name: (folder / name).read_bytes())
 
 
 @pytest.mark.parametrize(

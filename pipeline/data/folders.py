@@ -7,15 +7,13 @@ the data set. A table labels.csv at the top replaces all this (labels.py).
 
 A folder without a file changes only the notes: neither Git nor DVC's cache has it, so another checkout lacks it.
 
-`interpret` needs only the names of the files, and a way to read a table.
+Here nothing is read from the disk: originals.py lists the files.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
 
-from pipeline.base import files
-from pipeline.base.errors import Fault, UserError, missing
+from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.data import labels
 from pipeline.data.layout import (
@@ -38,72 +36,14 @@ TABLE = f"a table {labels.NAME} with the columns path and label"
 YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for object detection write them
 
 
-def entries(folder: Path) -> list[str]:
-    """The relative paths of all files and folders below `folder` without junk, sorted. That of a folder ends in /."""
-    if not folder.is_dir():
-        raise missing(folder, "run the download stage first (perennial repro does)", "no such folder")
-    names = []
-    for path in folder.rglob("*"):
-        relative = path.relative_to(folder)
-        if files.is_junk(relative):
-            continue
-        name = relative.as_posix()
-        if path.is_dir() and not path.is_symlink():
-            names.append(f"{name}/")
-            continue
-        check_name(path, name)
-        if not path.is_file():
-            raise not_a_file(path)
-        names.append(name)
-    return sorted(names)  # code points have the order of their UTF-8 bytes
-
-
-def with_parents(names: Iterable[str]) -> list[str]:
-    """The paths of files, and of the folders that they are in (with / at the end), sorted."""
-    parents = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents if parent.name}
-    return sorted({*names, *parents})
-
-
-def without_files(names: Sequence[str]) -> list[str]:
-    """Those of the files and folders `names` that are a folder without a file in it or below it, sorted."""
-    return sorted({*names}.difference(with_parents([name for name in names if not name.endswith("/")])))
-
-
-def is_from_dvc_add(path: Path, top: Path) -> bool:
-    """Whether `dvc add` wrote this file beside the file or folder in `top` that it versions."""
-    return path.parent == top and path.suffix == ".dvc" and path.is_file()
-
-
-def not_a_file(path: Path) -> UserError:
-    """The refusal of a broken link, a pipe or a device."""
-    value, remedy = "neither a file nor a folder (a broken link?)", "remove it, or put the file there"
-    return UserError(Fault(str(path), value, "value", remedy=remedy))
-
-
-def no_inbox(inbox: Path, remedy: str, reason: str = "it is not a folder") -> UserError:
-    """The refusal of an inbox without images."""
-    return UserError(Fault("paths.inbox", str(inbox), "missing", reason, remedy=remedy))
-
-
-def check_name(path: Path, name: str) -> None:
-    """Raise UserError for a name that split.csv cannot hold."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        remedy = "rename it (convmv -f latin1 -t utf8 does)"
-        raise UserError(Fault(ascii(path.as_posix()), "the name is not UTF-8", "value", remedy=remedy)) from None
-    if "\r" in name:  # Python 3.11 and 3.12 write it to a CSV file without quotes, and read it as the end of a line
-        value, remedy = "a carriage return in the name", "rename or remove it"
-        raise UserError(Fault(repr(path.as_posix()), value, "value", remedy=remedy))
-
-
 def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> Layout:
-    """The layout of these files and folders (see `entries`), which are below `folder`. `read` gives a file's bytes.
+    """The layout of the files `names` below `folder`. `read` gives a file's bytes.
 
-    Raises UserError for a layout that is not understood.
+    A name with / at its end is a folder without a file (originals.py lists both). Raises UserError for a layout that is
+    not understood.
     """
-    empty = without_files(names)
-    names = sorted({*names}.difference(empty))
+    empty = [name for name in names if name.endswith("/")]
+    names = [name for name in names if not name.endswith("/")]
     top = _top_folder(names)
     notes = []
     if top:
@@ -135,7 +75,7 @@ def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str],
     image_files, stray_images = [], []
     for name in names:
         first, *inner = name.split("/") if splits else ["", *name.split("/")]
-        if not name.endswith("/") and len(inner) > 1:
+        if len(inner) > 1:
             image_files.append(ImageFile(top + name, inner[0], labelled.get(first, "")))
         elif looks_like_image(name):
             stray_images.append(name)
@@ -153,8 +93,7 @@ def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str],
 
 def _empty_classes(empty: Sequence[str], depth: int) -> list[str]:
     """A note on the folders without a file that are at the level of the class folders, or above it; or no note."""
-    inner = {name for name in empty if f"{PurePosixPath(name).parent}/" in empty}
-    outer = [repr(name[:-1]) for name in empty if name not in inner and name.count("/") <= depth + 1]
+    outer = [repr(name[:-1]) for name in empty if name.count("/") <= depth + 1]
     return [f"an empty folder is no class: {in_words(outer)}; put images into it, or remove it"] if outer else []
 
 

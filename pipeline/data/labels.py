@@ -51,7 +51,7 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
 
 def _line_fault(cells: dict[str, str], path: str, exists: bool, is_duplicate: bool) -> str:
     """What is wrong with a line; empty if nothing."""
-    if not exists or path.endswith("/"):
+    if not exists:
         return f"{cells['path']!r:.100}: no such file"
     if is_duplicate:
         return f"{path!r:.100} is there twice"

@@ -52,8 +52,8 @@ def split_of(name: str) -> str:
 
 
 def looks_like_image(path: str) -> bool:
-    """Whether a path has the usual ending of an image file. The path of a folder ends in /."""
-    return not path.endswith("/") and PurePosixPath(path).suffix.lower() in SUFFIXES
+    """Whether a path has the usual ending of an image file."""
+    return PurePosixPath(path).suffix.lower() in SUFFIXES
 
 
 def unused_images_note(paths: list[str], why: str) -> list[str]:

@@ -16,11 +16,10 @@ from typing import IO, Any, cast
 
 from pipeline.base import files, schema, threads
 from pipeline.base.errors import Fault, UserError, missing
-from pipeline.data import folders, labels
+from pipeline.data import labels
 
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
-KERNEL_FOLDERS = (("proc",), ("sys",))  # top folders; their files are on no disk, and may have no end
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
 
 
@@ -36,13 +35,11 @@ class Originals:
     hashes: Mapping[str, str]  # path of a file → its SHA-256 in the manifest; empty without a manifest
 
     def entries(self) -> list[str]:
-        """The files and folders below root, as `folders.entries` lists them.
-
-        With a manifest its files, and also the folders below root that are empty now.
-        """
-        if not self.hashes:
-            return folders.entries(self.root)
-        return sorted({*folders.with_parents(self.hashes), *folders.without_files(list_entries(self.root))})
+        """What `list_entries` lists below root; of files, only those of the manifest, if there is one."""
+        if not self.root.is_dir():
+            raise missing(self.root, "run the download stage first (perennial repro does)", "no such folder")
+        names = list_entries(self.root)
+        return sorted({*self.hashes, *(name for name in names if name.endswith("/"))}) if self.hashes else names
 
     def file(self, name: str) -> tuple[Path, str]:
         """The path of a file, and the SHA-256 that its content must have (empty: any). Raises Changed without the file.
@@ -105,15 +102,15 @@ def locate(images: Path, inbox: Path) -> Originals:
             f"set it to the folder with the images that {manifest} lists; train and evaluate do not need them: "
             f"perennial repro --allow-missing evaluate"
         )
-        raise folders.no_inbox(inbox, remedy)
+        raise no_inbox(inbox, remedy)
     return Originals(inbox, hashes)
 
 
 def copy_inbox(inbox: Path, folder: Path) -> None:
     """Copy all files below `inbox` into an empty folder, without junk.
 
-    Raises UserError if there is neither a class folder nor a table labels.csv, for a link, for what is neither a file
-    nor a folder, and for a name that is not UTF-8.
+    Raises UserError if there is neither a class folder nor a table labels.csv, for a link, and for what `list_entries`
+    refuses.
     """
     remedy = (
         f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, and the same for val and test; or anywhere in "
@@ -121,41 +118,36 @@ def copy_inbox(inbox: Path, folder: Path) -> None:
         f"dvc add {inbox}/*; without the photos: perennial repro --downstream split"
     )
     if not inbox.is_dir():
-        raise folders.no_inbox(inbox, remedy)
-    images = 0
-    for path in sorted(inbox.rglob("*")):
-        relative = path.relative_to(inbox)
-        if files.is_junk(relative) or folders.is_from_dvc_add(path, inbox):
-            continue
-        folders.check_name(path, relative.as_posix())
-        if path.is_symlink():
-            value, allowed = "a symbolic link", "files and folders"
-            raise UserError(Fault(str(path), value, "value", allowed=allowed, remedy="copy its target there instead"))
-        if path.is_dir():
-            (folder / relative).mkdir()
-        elif not path.is_file():
-            raise folders.not_a_file(path)
+        raise no_inbox(inbox, remedy)
+    names = list_entries(inbox)
+    if inbox_links := links(inbox):
+        value, remedy = "a symbolic link", "copy its target there instead"
+        raise UserError(Fault(str(inbox_links[0]), value, "value", allowed="files and folders", remedy=remedy))
+    if not any("/" in name.rstrip("/") or name == labels.NAME for name in names):
+        raise no_inbox(inbox, remedy, "it has no class folder with a file in it")
+    for name in names:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            target.mkdir()
         else:
-            shutil.copyfile(path, folder / relative)
-            images += len(relative.parts) > 1 or relative.name == labels.NAME
-    if not images:
-        raise folders.no_inbox(inbox, remedy, "it has no class folder with a file in it")
+            shutil.copyfile(inbox / name, target)
 
 
 def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     """Write the manifest of the files below `inbox` into the folder `target`. Returns the numbers of files and bytes.
 
-    Links are followed. Raises UserError if there is no file, and for what `_walk` refuses.
+    Links are followed. Raises UserError if there is no file, and for what `list_entries` refuses.
     """
     if not inbox.is_dir():
-        raise folders.no_inbox(inbox, "set it to the folder with your images")
+        raise no_inbox(inbox, "set it to the folder with your images")
     names = [name for name in list_entries(inbox) if not name.endswith("/")]
     if not names:
         remedy = (
             f"put images into {inbox}/<class>/, or name another folder; in a clone: "
             f"dvc pull, if the photos were added with dvc add {inbox}/*"
         )
-        raise folders.no_inbox(inbox, remedy, "it is empty")
+        raise no_inbox(inbox, remedy, "it is empty")
 
     def row(name: str) -> tuple[str, int, str]:
         path = inbox / name
@@ -169,42 +161,59 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
 
 
 def list_entries(folder: Path) -> list[str]:
-    """The files and folders below `folder`, as `folders.entries` lists them, and those in links to folders."""
-    return sorted(_walk(folder, folder, ()))
+    """The relative paths of all files below `folder`, and of the folders without a file (with / at the end), sorted.
+
+    Junk and what `dvc add` wrote are left out. Links are followed. Raises UserError for a link to a folder that
+    contains it, for what is neither a file nor a folder, and for a name that split.csv cannot hold.
+    """
+    return sorted(_walk(folder, folder, ()))  # code points have the order of their UTF-8 bytes
 
 
 def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
-    """The paths of the files and folders below `folder` relative to `top`, without junk and what `dvc add` wrote.
-
-    `above`: the folders that contain it. Raises UserError for a link to one of them, for what is neither a file nor a
-    folder, for a link into KERNEL_FOLDERS, and for a name that split.csv cannot hold.
-    """
+    """The names of `list_entries` below `folder`, relative to `top`. `above`: the folders that contain it."""
     real_folder = folder.resolve()
     if real_folder in above:
-        raise _link_refusal(folder, "a link to a folder that it is in")
-    with os.scandir(folder) as scan:
-        entries = list(scan)
-    for entry in entries:
+        raise UserError(Fault(str(folder), "a link to a folder that it is in", "value", remedy="remove the link"))
+    for entry in list(os.scandir(folder)):
         path = Path(entry.path)
         name = path.relative_to(top).as_posix()
-        if files.is_junk(Path(entry.name)) or folders.is_from_dvc_add(path, top):
+        if files.is_junk(Path(path.name)) or is_from_dvc_add(path, top):
             continue
-        folders.check_name(path, name)
-        if entry.is_symlink() and path.resolve().parts[1:2] in KERNEL_FOLDERS:
-            raise _link_refusal(path, f"a link to {path.resolve()}, which may never end")
+        check_name(path, name)
         if entry.is_dir():
-            yield f"{name}/"
-            yield from _walk(path, top, (*above, real_folder))
+            below = list(_walk(path, top, (*above, real_folder)))
+            yield from below if any(not inner.endswith("/") for inner in below) else [f"{name}/"]
         elif entry.is_file():
             yield name
         else:
-            raise folders.not_a_file(path)
+            value, remedy = "neither a file nor a folder (a broken link?)", "remove it, or put the file there"
+            raise UserError(Fault(str(path), value, "value", remedy=remedy))
 
 
-def _link_refusal(link: Path, value: str) -> UserError:
-    return UserError(Fault(str(link), value, "value", remedy="remove the link"))
+def check_name(path: Path, name: str) -> None:
+    """Raise UserError for a name that split.csv cannot hold."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        remedy = "rename it (convmv -f latin1 -t utf8 does)"
+        raise UserError(Fault(ascii(path.as_posix()), "the name is not UTF-8", "value", remedy=remedy)) from None
+    if "\r" in name:  # Python 3.11 and 3.12 write it to a CSV file without quotes, and read it as the end of a line
+        value, remedy = "a carriage return in the name", "rename or remove it"
+        raise UserError(Fault(repr(path.as_posix()), value, "value", remedy=remedy))
 
 
-def linked_folders(inbox: Path) -> list[str]:
-    """The paths of links to folders below `inbox`, sorted. DVC does not look into them, so it sees no change there."""
-    return [name[:-1] for name in list_entries(inbox) if name.endswith("/") and (inbox / name[:-1]).is_symlink()]
+def is_from_dvc_add(path: Path, top: Path) -> bool:
+    """Whether `dvc add` wrote this file beside the file or folder in `top` that it versions."""
+    return path.parent == top and path.suffix == ".dvc" and path.is_file()
+
+
+def no_inbox(inbox: Path, remedy: str, reason: str = "it is not a folder") -> UserError:
+    """The refusal of an inbox without images."""
+    return UserError(Fault("paths.inbox", str(inbox), "missing", reason, remedy=remedy))
+
+
+def links(folder: Path) -> list[Path]:
+    """The links below `folder` without junk, sorted. Links in a linked folder are not listed."""
+    return sorted(
+        path for path in folder.rglob("*") if path.is_symlink() and not files.is_junk(path.relative_to(folder))
+    )

@@ -77,7 +77,7 @@ def survey_folder(folder: Path, table: corrections.Table = corrections.NONE) -> 
     few images.
     """
     if not folder.is_dir():
-        raise folders.no_inbox(folder, "set it to the folder with your images")
+        raise originals.no_inbox(folder, "set it to the folder with your images")
     layout = folders.interpret(str(folder), originals.list_entries(folder), lambda name: (folder / name).read_bytes())
     corrected_layout = corrections.apply(table, layout)
     layout = corrected_layout.layout
@@ -110,4 +110,4 @@ def is_companion(path: Path) -> bool:
 
 def is_empty(inbox: Path) -> bool:
     """Whether the inbox has no images: it is missing, or has only files of `dvc add`."""
-    return all(folders.is_from_dvc_add(path, inbox) for path in files.visible(inbox))
+    return all(originals.is_from_dvc_add(path, inbox) for path in files.visible(inbox))

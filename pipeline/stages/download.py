@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
+from pipeline.base.text import in_words
 from pipeline.config.params import Params
 from pipeline.data import archive, fetch, originals, synthetic, torchvision_sets
 from pipeline.stages import frame
@@ -33,10 +34,9 @@ def list_images(config: Params, images: Path) -> None:
     with files.atomic_folder(images) as folder:
         number, size = originals.write_manifest(inbox, folder, config.run.decoding_threads)
     print(f"download: {number:,} files, {size:,} bytes stay in {inbox}; {images / originals.MANIFEST} lists them")
-    if links := originals.linked_folders(inbox):
-        first = ", ".join(links[:3]) + (", …" if len(links) > 3 else "")
+    if links := [str(path) for path in originals.links(inbox) if path.is_dir()]:
         print(
-            f"download: {len(links)} links to folders are followed ({first}), but DVC notices no change in them; "
+            f"download: links to folders are followed ({in_words(links, 3)}), but DVC notices no change in them; "
             f"after such a change: perennial repro --force --single-item download, then perennial repro"
         )
 
