@@ -2,25 +2,21 @@
 
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import pooch
 import requests
-from tqdm import tqdm
 
 from pipeline.base import files, locks
 from pipeline.base.errors import Fault, UserError, without_secrets
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
-CHUNK = 1 << 18
+CHUNK = 1 << 16  # bytes between two looks at the clock
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
 
 WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvision have 2.6 GB
@@ -32,28 +28,19 @@ class Purpose:
 
     stage: str  # its name is before each line
     key: str  # of the params: where the address comes from
-    remedy: str  # if the download fails
-    too_long: str  # the remedy for more bytes than the limit
+    remedy: str  # if the download fails, or is too long
     hash_key: str  # of the params: where the SHA-256 comes from
     other_hash: str  # the remedy for another SHA-256
 
 
-OFFLINE = "to go on without the network: fetch that file elsewhere and"
+OTHER_WEIGHTS = "try again later; or fetch that file elsewhere and name it in train.weights"
+WEIGHTS = Purpose("weights", "train.weights", OTHER_WEIGHTS, "train.weights", OTHER_WEIGHTS)
 ARCHIVE = Purpose(
     "download",
     "data.url",
-    f"{OFFLINE} set data.url: file:///path/to/it",
-    "correct data.url",
+    "correct it; or fetch that file elsewhere and set data.url: file:///path/to/it",
     "data.sha256",
     "get the right file, or set data.sha256 if you trust this one",
-)
-WEIGHTS = Purpose(
-    "weights",
-    "train.weights",
-    f"{OFFLINE} name it in train.weights",
-    f"something answers in the place of their server; {OFFLINE} name it in train.weights",
-    "train.weights",
-    f"try again later; {OFFLINE} name it in train.weights",
 )
 
 
@@ -120,13 +107,13 @@ def _get(url: str, target: Path, max_bytes: int, purpose: Purpose) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     visible_url = without_secrets(url)
     reason = f"it sends more than {max_bytes:,} bytes"
-    too_long = Fault(purpose.key, visible_url, "value", reason, remedy=purpose.too_long)
+    too_long = Fault(purpose.key, visible_url, "value", reason, remedy=purpose.remedy)
     print(f"{purpose.stage}: getting {visible_url}", file=sys.stderr)
     for attempt, wait in enumerate([*WAITS, None], start=1):
         try:
-            with target.open("wb") as file, progress(purpose.stage) as bar:
+            with target.open("wb") as file:
                 client = pooch.HTTPDownloader(
-                    progressbar=bar,
+                    progressbar=sys.stderr.isatty() or ProgressLines(purpose.stage),  # True: pooch's own bar
                     chunk_size=CHUNK,
                     timeout=STALLED,
                     # Otherwise a server could declare the archive's own gzip as an encoding, and it would be
@@ -163,34 +150,6 @@ class LimitedFile:
         self._file.flush()
 
 
-@contextmanager
-def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
-    """A progress bar on a terminal, else lines, for pooch. A thread refreshes it, so it goes on while no byte comes."""
-    is_bar = sys.stderr.isatty() and not os.environ.get("CI")
-    bar: Any = Bar(ncols=79, unit="B", unit_scale=True) if is_bar else ProgressLines(stage)
-    ended = threading.Event()
-
-    def refresh() -> None:
-        while not ended.wait(1 if is_bar else LINE_SECONDS):
-            bar.refresh()
-
-    thread = threading.Thread(target=refresh, daemon=True)
-    thread.start()
-    try:
-        yield bar
-    finally:
-        ended.set()
-        thread.join()
-        bar.close()
-
-
-class Bar(tqdm):  # type: ignore[type-arg]
-    """A progress bar whose truth value is True: pooch asks for it before the total is set, and tqdm raises then."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
 class ProgressLines:
     """Prints a line every LINE_SECONDS, after the name of the stage. It has the methods of a progress bar for pooch."""
 
@@ -200,21 +159,15 @@ class ProgressLines:
         self._start = self._last_line = time.monotonic()
 
     def update(self, size: int) -> None:
-        """Count `size` more bytes."""
+        """Count `size` more bytes. Print a line if the last one was long ago."""
         self._bytes += size
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Print a line if the last one was long ago."""
         now = time.monotonic()
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             total = f" of {self.total / 1e6:,.1f}" if self.total else ""
             seconds = now - self._start
-            rate = self._bytes / max(seconds, 1e-3) / 1e6
-            print(
-                f"{self._stage}: {self._bytes / 1e6:,.1f}{total} MB, {rate:,.1f} MB/s, {seconds:.0f} s", file=sys.stderr
-            )
+            text = f"{self._bytes / 1e6:,.1f}{total} MB, {self._bytes / seconds / 1e6:,.1f} MB/s, {seconds:.0f} s"
+            print(f"{self._stage}: {text}", file=sys.stderr)
 
     def reset(self) -> None:
         """Set the count to 0. pooch does this at the end, and then adds the total."""
