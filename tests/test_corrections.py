@@ -11,9 +11,9 @@ from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.data import corrections, packed
-from pipeline.data.corrections import Table
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
+from pipeline.data.user_table import Table
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes

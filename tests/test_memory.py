@@ -35,9 +35,9 @@ def status(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
 
 def peak(folder, budget, workers):
-    limit, before = MemoryBudget(budget), status("VmRSS")
+    images.BUDGET, before = MemoryBudget(budget), status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    look = lambda path: images.inspect_image(path, 1, 10**8, seen, limit)
+    look = lambda path: images.inspect_image(path, 1, 10**8, seen)
     infos = list(threads.ordered_map(look, sorted(Path(folder).iterdir()), workers))
     return status("VmHWM") - before, [info.pixels for info in infos]
 

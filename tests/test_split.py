@@ -22,6 +22,7 @@ from pipeline.data.layout import ImageFile
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment
+from pipeline.data.user_table import Table
 from pipeline.stages import split
 from tests.conftest import change, on_cpu
 from tests.helpers import datasets
@@ -233,7 +234,7 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
     )
     with pytest.raises(RuntimeError, match="called"):
         split.run(config)
-    assert calls == [Originals(Path("data/images"), {}), config.split, 6, corrections.Table([], [])]
+    assert calls == [Originals(Path("data/images"), {}), config.split, 6, Table([], [])]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -214,7 +214,7 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
 def test_a_damaged_table_is_named(damage: str, tmp_path: Path) -> None:
     """The file, what is wrong, and the remedy. What was written is read."""
     path, row = tmp_path / "suspects.csv", Suspect("dark", "a,\n", "b", "train", 0.1, 0.32)
-    files.write_csv(path, suspects.HEADER, [suspects.cells(row)])
+    files.write_csv(path, suspects.HEADER, [row])
     assert suspects.read(path) == [row]
     path.write_text(damage)
     with refuses((path, "damaged")):

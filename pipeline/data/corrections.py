@@ -16,20 +16,12 @@ from pipeline.data import user_table
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.split_table import BY_HAND
-from pipeline.data.user_table import Line
+from pipeline.data.user_table import Table
 
 FILE = Path("data/corrections.csv")
 COLUMNS = user_table.Columns(("path", "label"), ("reason",))
 EXCLUDE = "exclude"
 EMPTY = "path,label,reason\n"  # the table without a correction
-
-
-@dataclass(frozen=True)
-class Table:
-    """The lines of the table, not yet compared with the images."""
-
-    lines: Sequence[Line] = ()
-    unknown_columns: Sequence[str] = ()  # are not read
 
 
 @dataclass(frozen=True)
@@ -53,8 +45,7 @@ def read(path: Path = FILE) -> Table:
     """The corrections. Raises UserError for a table that is missing or cannot be read."""
     if not path.is_file():
         raise UserError(missing(path))
-    unknown_columns, lines = user_table.parse(str(path), path.read_bytes(), COLUMNS)
-    return Table(lines, unknown_columns)
+    return user_table.parse(str(path), path.read_bytes(), COLUMNS)
 
 
 def missing(path: Path = FILE) -> Fault:

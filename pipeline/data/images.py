@@ -24,7 +24,7 @@ from pipeline.data import appearance, decoders, memory, originals, squares
 from pipeline.data import grey as greys
 from pipeline.data.appearance import NO_APPEARANCE, Appearance
 from pipeline.data.decoders import Unusable
-from pipeline.data.memory import BUDGET, MemoryBudget
+from pipeline.data.memory import BUDGET
 
 # EXIF 2.3, tag 0x0112 → how to turn the stored image upright.
 UPRIGHT = {
@@ -71,12 +71,7 @@ class DecodedImage:
 
 @contextmanager
 def decode(
-    path: Path,
-    max_pixels: int = NO_LIMIT,
-    draft: int = 0,
-    grey: Grey = "full",
-    budget: MemoryBudget = BUDGET,
-    sha256: str = "",
+    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", sha256: str = ""
 ) -> Iterator[DecodedImage]:
     """The decoded image. Its memory is reserved until the block ends. `grey`: how 16-bit grey is scaled.
 
@@ -85,7 +80,7 @@ def decode(
     cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is raised for others.
     """
     try:
-        with _decode(path, 1, max_pixels, draft, grey, budget, sha256) as result:
+        with _decode(path, 1, max_pixels, draft, grey, sha256) as result:
             yield result
     except Unusable as error:
         raise decoders.refusal(path, error, max_pixels) from None
@@ -128,12 +123,7 @@ def center_of_resized(
 
 
 def inspect_image(
-    path: Path,
-    min_side: int,
-    max_pixels: int,
-    fingerprint: Callable[[RGB], int],
-    budget: MemoryBudget = BUDGET,
-    sha256: str = "",
+    path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], sha256: str = ""
 ) -> ImageInfo:
     """The measures of a file, or the reason why it cannot be used.
 
@@ -144,7 +134,7 @@ def inspect_image(
     UserError if it is a folder, a pipe or a device, and Changed if its bytes have another hash than `sha256`.
     """
     try:
-        with _decode(path, min_side, max_pixels, 0, "minmax", budget, sha256) as result:
+        with _decode(path, min_side, max_pixels, 0, "minmax", sha256) as result:
             image, exact = result.image, result.exact
             pixels = hashlib.sha256(f"{image.width}x{image.height} {exact.mode}\n".encode())
             for strip in _strips(exact):
@@ -157,17 +147,13 @@ def inspect_image(
 
 
 @contextmanager
-def _decode(
-    path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, budget: MemoryBudget, sha256: str
-) -> Iterator[DecodedImage]:
+def _decode(path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, sha256: str) -> Iterator[DecodedImage]:
     """The decoded image, while its memory is reserved. Raises Unusable, OSError and UserError.
 
     An image that needs more than the reserved memory is closed, its memory is released, and it is opened again when
     enough is free.
     """
     length = decoders.file_size(path)
-    if length == 0 and not sha256:
-        raise Unusable(decoders.EMPTY)  # not read: a file of /proc has this length, and may never end
     with decoders.content(path, length, sha256) as content:
         if length == 0:
             raise Unusable(decoders.EMPTY)
@@ -176,7 +162,7 @@ def _decode(
         is_copied = bool(sha256) and length > decoders.SMALL_FILE
         opening_bytes = reserved_bytes = memory.opening_bytes(content, is_copied)
         while True:
-            with budget.reserve(reserved_bytes) as grow:
+            with BUDGET.reserve(reserved_bytes) as grow:
                 source, image = content, decoders.open_image(content, min_side, max_pixels)
                 if is_copied:
                     del image  # its memory is reserved once

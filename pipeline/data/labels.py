@@ -24,15 +24,15 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     cannot be read, a file that is missing or listed twice, an image without a class, an unknown split, and fewer than
     two classes.
     """
-    table = f"{where}/{NAME}"
-    unknown_columns, lines = user_table.parse(table, content, COLUMNS)
+    path_of_table = f"{where}/{NAME}"
+    table = user_table.parse(path_of_table, content, COLUMNS)
     file_names = set(names)
     rows = {}
     faults = []
-    for number, cells in lines:
+    for number, cells in table.lines:
         path = user_table.match_path(cells["path"], file_names)
         if value := _line_fault(cells, path, path in file_names, path in rows):
-            faults.append(Fault(f"{table}:{number}", value, "value", remedy=user_table.CORRECT))
+            faults.append(Fault(f"{path_of_table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
     errors.raise_if_any(faults)
     image_files = [
@@ -41,9 +41,11 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     ]
     classes = sorted({image_file.label for image_file in image_files})
     if len(classes) < 2:
-        raise UserError(Fault(table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label"))
-    if unknown_columns:
-        notes.append(f"{NAME}: columns that are not read: {', '.join(unknown_columns)}")
+        raise UserError(
+            Fault(path_of_table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label")
+        )
+    if table.unknown_columns:
+        notes.append(f"{NAME}: columns that are not read: {', '.join(table.unknown_columns)}")
     unlisted = [name for name in names if looks_like_image(name) and name not in rows]
     notes += unused_images_note(unlisted, f"not in {NAME}")
     return Layout(image_files, classes, NAME, tuple(notes), None)

@@ -55,9 +55,8 @@ class UsedImage:
     look: Appearance
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A row of suspects.csv."""
+class Suspect(NamedTuple):
+    """A row of suspects.csv, in the order of HEADER."""
 
     issue: str
     path: str
@@ -67,47 +66,46 @@ class Suspect:
     limit: float
 
 
-def _below(images: Sequence[UsedImage], measure: Callable[[UsedImage], float], limit: float) -> Iterator[Outlier]:
-    for row, image in enumerate(images):
-        if measure(image) < limit:
-            yield Outlier(row, measure(image), limit)
+def _below(images: Sequence[UsedImage], measure: Callable[[UsedImage], float], limit: float) -> list[Outlier]:
+    values = [measure(image) for image in images]
+    return [Outlier(row, value, limit) for row, value in enumerate(values) if value < limit]
 
 
-def _dark(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+def _dark(images: Sequence[UsedImage]) -> list[Outlier]:
     return _below(images, lambda image: image.look.brightest, DARK)
 
 
-def _bright(images: Sequence[UsedImage]) -> Iterator[Outlier]:
-    return (Outlier(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT)
+def _bright(images: Sequence[UsedImage]) -> list[Outlier]:
+    return [Outlier(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT]
 
 
-def _blurred(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+def _blurred(images: Sequence[UsedImage]) -> list[Outlier]:
     few_edges = _below(images, lambda image: image.look.edges, EDGES)
-    return (outlier for outlier in few_edges if images[outlier.row].look.evenness <= EVENNESS)
+    return [outlier for outlier in few_edges if images[outlier.row].look.evenness <= EVENNESS]
 
 
-def _low_information(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+def _low_information(images: Sequence[UsedImage]) -> list[Outlier]:
     return _below(images, lambda image: image.look.entropy, ENTROPY)
 
 
 def _grey(images: Sequence[UsedImage]) -> list[Outlier]:
     """The grey images, if more images have colour."""
-    grey = [Outlier(row, image.look.colour, GREY) for row, image in enumerate(images) if image.look.colour < GREY]
+    grey = _below(images, lambda image: image.look.colour, GREY)
     return grey if 2 * len(grey) < len(images) else []
 
 
-def _odd_aspect(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+def _odd_aspect(images: Sequence[UsedImage]) -> list[Outlier]:
     return _below(images, lambda image: min(image.width, image.height) / max(image.width, image.height), ASPECT)
 
 
-def _odd_size(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+def _odd_size(images: Sequence[UsedImage]) -> list[Outlier]:
     """The images whose size, as the side of a square of equal area, is far from the usual one."""
     sides = np.sqrt(np.array([image.width * image.height for image in images], np.float64))
-    low, middle, high = np.percentile(sides, [25, 50, 75])
-    margin = RANGES * max(high - low, LEAST_RANGE * middle)
-    for row, side in enumerate(sides.tolist()):
-        if not low - margin <= side <= high + margin:
-            yield Outlier(row, side, float(low - margin if side < low else high + margin))
+    first, middle, third = np.percentile(sides, [25, 50, 75])
+    margin = RANGES * max(third - first, LEAST_RANGE * middle)
+    low, high = float(first - margin), float(third + margin)
+    rows = enumerate(sides.tolist())
+    return [Outlier(row, side, low if side < low else high) for row, side in rows if not low <= side <= high]
 
 
 ISSUES = {
@@ -130,11 +128,6 @@ def find(images: Sequence[UsedImage]) -> list[Suspect]:
             image, value, limit = images[outlier.row], round(outlier.value, 3), round(outlier.limit, 3)
             suspects.append(Suspect(issue, image.path, image.label, image.split, value, limit))
     return suspects
-
-
-def cells(suspect: Suspect) -> tuple[object, ...]:
-    """A suspect as the cells of suspects.csv, in the order of HEADER."""
-    return suspect.issue, suspect.path, suspect.label, suspect.split, suspect.value, suspect.limit
 
 
 def read(path: Path) -> list[Suspect]:

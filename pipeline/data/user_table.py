@@ -6,7 +6,7 @@ Excel writes them where the comma is the decimal sign.
 
 import csv
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.base import errors
@@ -33,8 +33,16 @@ class Columns:
         )
 
 
-def parse(table: str, content: bytes, columns: Columns) -> tuple[list[str], list[Line]]:
-    """The unknown columns, and the lines that are not empty. Raises UserError for a damaged table."""
+@dataclass(frozen=True)
+class Table:
+    """The content of a table, not yet compared with the images."""
+
+    lines: Sequence[Line] = ()  # that are not empty
+    unknown_columns: Sequence[str] = ()  # are not read
+
+
+def parse(table: str, content: bytes, columns: Columns) -> Table:
+    """The table of this content. Raises UserError for a damaged one."""
     try:
         text = content.decode("utf-8-sig")
         lines = list(_lines(text))
@@ -55,7 +63,7 @@ def parse(table: str, content: bytes, columns: Columns) -> tuple[list[str], list
     )
     unknown_columns = [name for name in header if name not in (*columns.needed, *columns.optional)]
     rows = [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
-    return unknown_columns, rows
+    return Table(rows, unknown_columns)
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -11,6 +11,7 @@ from pipeline.data import corrections, folders, formats, originals, splitting, t
 from pipeline.data.layout import looks_like_image
 from pipeline.data.split_table import SPLITS
 from pipeline.data.splitting import Cut
+from pipeline.data.user_table import Table
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
 SYNTHETIC_CLASSES = 5  # of data.source: synthetic; a test compares it
@@ -70,7 +71,7 @@ def survey(config: Params) -> Survey:
     return Survey("in an archive that is not downloaded yet (data.url)", 0, {})
 
 
-def survey_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Survey:
+def survey_folder(folder: Path, table: Table = corrections.NONE) -> Survey:
     """The images in a folder, with the corrections of `table`, and with any layout that `split` understands.
 
     Raises UserError for what `split` would refuse: another layout, corrections of other images, and classes with too

@@ -31,6 +31,7 @@ from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, LEAVE_OUT, SPLITS, TRAIN_SHARE
 from pipeline.data.splitting import Assignment, Cut
+from pipeline.data.user_table import Table
 from pipeline.stages import frame
 
 
@@ -53,9 +54,7 @@ class Result(NamedTuple):
     layout: Layout
 
 
-def split(
-    source: Originals, settings: params.Split, workers: int, table: corrections.Table = corrections.NONE
-) -> Result:
+def split(source: Originals, settings: params.Split, workers: int, table: Table = corrections.NONE) -> Result:
     """Inspect and assign all images of `source`, with the corrections of `table`.
 
     Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
@@ -228,7 +227,7 @@ def run(config: Params) -> None:
     reasons = [(row.reason, row.image_file.path) for row in rows if row.reason]
     for name, content in split_report.tables(counts, reasons).items():
         files.write_csv(Path(paths.metrics) / name, *content)
-    files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, map(suspects.cells, suspicious))
+    files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, suspicious)
     number = Counter(row.split for row in rows)
     print(
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
