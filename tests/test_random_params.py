@@ -10,7 +10,6 @@ from torchvision.transforms.v2 import CutMix, RandomErasing, RandomResizedCrop
 
 from pipeline.engine.parallel import Share
 from pipeline.loader import center, random_params, sampler
-from pipeline.loader.random_params import CropRange
 
 SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size=1, max_size=24)
 
@@ -26,7 +25,7 @@ def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sampler, "generator", note)
     sampler.order(1007, 11, 5)
-    random_params.crop_boxes(1007, [11], sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
+    random_params.crop_boxes(1007, [11], sizes, 64, (0.08, 1.0), 0.5)
     sampler.dropout_seed(1007, 11)
     random_params.jitter_factors(1007, [11], 1, 0.4)
     random_params.erase_boxes(1007, [11], 1, 64, 0.5)
@@ -43,7 +42,7 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one() -> None:
     """
     draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
     sizes = np.array([(300, 30), (30, 300), (300, 31)], np.int32)
-    boxes, _ = random_params.crop_boxes(0, [0], sizes, 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5))
+    boxes, _ = random_params.crop_boxes(0, [0], sizes, 64, (1.0, 1.0), 0.5)
     for size, box in zip(sizes, boxes, strict=True):
         theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
         left, top, right, bottom = box / (64 * center.GRID) * np.tile(size, 2)
@@ -52,10 +51,11 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one() -> None:
         assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
 
 
-def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
+def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
     size = np.tile(np.array([400, 300], np.int32), (50, 1))
-    boxes, flips = random_params.crop_boxes(5, [3], size, 256, CropRange((0.25, 0.25), (0.5, 0.5), 1.0))
+    monkeypatch.setattr(random_params, "CROP_RATIO", (0.5, 0.5))
+    boxes, flips = random_params.crop_boxes(5, [3], size, 256, (0.25, 0.25), 1.0)
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID) * size
     assert extent.prod(1) == pytest.approx(0.25 * 400 * 300, rel=1e-3)
     assert extent[:, 0] / extent[:, 1] == pytest.approx(0.5, rel=1e-3)
@@ -78,7 +78,7 @@ def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.Monk
 def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
     """Wherever it lies, at an edge, too."""
     sizes = np.tile(np.array([[300, 200]], np.int32), (2000, 1))
-    boxes, _ = random_params.crop_boxes(0, [0], sizes, 4, CropRange((1e-6, 1e-6), (1.0, 1.0), 0.5))
+    boxes, _ = random_params.crop_boxes(0, [0], sizes, 4, (1e-6, 1e-6), 0.5)
     assert (boxes[:, 2:] - boxes[:, :2] == center.GRID).all()
     assert boxes.min() == 0
     assert boxes.max() == 4 * center.GRID
@@ -87,9 +87,7 @@ def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
 @given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, packed_size=st.integers(16, 512))
 def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], packed_size: int) -> None:
     """A training crop lies in the square and covers at least one of its pixels, whatever the image's shape."""
-    boxes, flips = random_params.crop_boxes(
-        seed, [step], np.array(sizes, np.int32), packed_size, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
-    )
+    boxes, flips = random_params.crop_boxes(seed, [step], np.array(sizes, np.int32), packed_size, (0.08, 1.0), 0.5)
     assert boxes.shape == (len(sizes), 4)
     assert flips.shape == (len(sizes),)
     assert (boxes >= 0).all()
@@ -123,9 +121,7 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     theirs = [draw.make_params([image]) for _ in range(3000)]
     area = np.array([p["width"] * p["height"] / (240 * 320) for p in theirs])
     ratio = np.log([p["width"] / p["height"] for p in theirs])
-    boxes, _ = random_params.crop_boxes(
-        0, [0], np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, CropRange((0.08, 1), (3 / 4, 4 / 3), 0.5)
-    )
+    boxes, _ = random_params.crop_boxes(0, [0], np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, (0.08, 1), 0.5)
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID)
     ours = np.log(extent[:, 0] * 320 / (extent[:, 1] * 240))
     assert abs(extent.prod(1).mean() - area.mean()) < 0.03
@@ -233,9 +229,7 @@ def test_the_draws_are_these() -> None:
     assert sampler.batch_rows(0, 0, 6, 10).tolist() == [9, 4, 2, 1, 0, 7]
     assert sampler.order(3, 2, 8).tolist() == [1, 3, 6, 5, 4, 2, 7, 0]
     assert sampler.dropout_seed(3, 5) == 2941592435334170133
-    boxes, flips = random_params.crop_boxes(
-        0, [1], np.array([[320, 240], [240, 320]], np.int32), 256, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
-    )
+    boxes, flips = random_params.crop_boxes(0, [1], np.array([[320, 240], [240, 320]], np.int32), 256, (0.08, 1.0), 0.5)
     assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
     assert flips.tolist() == [False, True]
     factors = [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]

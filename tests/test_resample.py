@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from pipeline.loader import augment, center, random_params, resample
-from pipeline.loader.random_params import CropRange
 from pipeline.loader.resample import Crops
 from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, drawn_crops, exact, random_boxes, random_images
 
@@ -119,7 +118,7 @@ def test_real_photos_look_as_torchvision_makes_them(photos: Path) -> None:
     assert error < 5
     assert error < 0.5 * (other - theirs).abs().mean()
 
-    random, _ = random_params.crop_boxes(0, [0], sizes, 256, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.0))
+    random, _ = random_params.crop_boxes(0, [0], sizes, 256, (0.08, 1.0), 0.0)
     ours = pixels(cropped(packed, torch.from_numpy(random), no_flips(len(originals)), 128))
     errors = []
     for tensor, (width, height), box, crop in zip(tensors, sizes.tolist(), random.tolist(), ours, strict=True):

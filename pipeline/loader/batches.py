@@ -19,7 +19,7 @@ from pipeline.engine.choices import MEMORY_FORMATS
 from pipeline.engine.loop import Batch
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params, sampler
-from pipeline.loader.random_params import AugmentParams, CropRange, Mix
+from pipeline.loader.random_params import AugmentParams, Mix
 from pipeline.loader.storage import Dataset, ImageStore
 
 HostImages = tuple[Tensor, Tensor]  # of ImageStore.collect
@@ -61,9 +61,10 @@ def augment_params(
 ) -> AugmentParams:
     """The random parameters of global batches: of these rows [steps · batch] of the packed images, cut to `side`."""
     seed, size = settings.seed, settings.batch_size
-    crops = CropRange(settings.crop_scale, random_params.CROP_RATIO, settings.flip)
     return AugmentParams(
-        *random_params.crop_boxes(seed, steps, data.sizes[rows], data.images.shape[1], crops),
+        *random_params.crop_boxes(
+            seed, steps, data.sizes[rows], data.images.shape[1], settings.crop_scale, settings.flip
+        ),
         random_params.jitter_factors(seed, steps, size, settings.color_jitter),
         random_params.erase_boxes(seed, steps, size, side, settings.erasing),
     )

@@ -17,18 +17,9 @@ from pipeline.loader.center import GRID, clip_boxes
 from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
 
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
-CROP_RATIO = (3 / 4, 4 / 3)  # of a crop's width and height, as torchvision's default [Szegedy et al. 2015]
+CROP_RATIO = (3 / 4, 4 / 3)  # least and most width / height of a crop, as torchvision's default [Szegedy et al. 2015]
 ERASE_SCALE = (0.02, 0.33)  # of a crop's area; this and the ratio are torchvision's defaults [Zhong et al. 2017]
 ERASE_RATIO = (0.3, 3.3)  # height / width
-
-
-@dataclass(frozen=True)
-class CropRange:
-    """The random crops that training may take."""
-
-    scale: tuple[float, float]  # least and most share of the original image's area
-    ratio: tuple[float, float]  # least and most width / height
-    flip: float  # probability of a mirrored crop
 
 
 @dataclass(frozen=True)
@@ -67,30 +58,31 @@ def crop_boxes(
     steps: Sequence[int],
     sizes: NDArray[np.int32],
     packed_size: int,
-    crops: CropRange,
+    scale: tuple[float, float],
+    flip: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Random resized crops of global batches, as torchvision's RandomResizedCrop and RandomHorizontalFlip draw them.
 
-    `sizes` [n, 2] are the original widths and heights, of the batch of each step after another. `crops.scale` and
-    `crops.ratio` refer to the original image, which `prepare` resized to `packed_size` × `packed_size` pixels. Crops
-    are not rounded to whole pixels.
+    `sizes` [n, 2] are the original widths and heights, of the batch of each step after another. `scale` is the least
+    and the most share of the original image's area, and CROP_RATIO refers to the original image, too: `prepare` resized
+    it to `packed_size` × `packed_size` pixels. Crops are not rounded to whole pixels. `flip` is the probability of a
+    mirrored crop.
     Returns boxes [n, 4] (x0, y0, x1, y1 in 1/256 pixels of the packed image) and flips [n].
     """
-    (low, high), ratio = crops.scale, crops.ratio
     shape, position, mirror = _uniform(seed, CROP, steps, len(sizes) // len(steps), ((ATTEMPTS, 2), (2,), ()))
     full = sizes.astype(np.float64)[:, None, :]
-    area = full[..., 0] * full[..., 1] * (low + (high - low) * shape[..., 0])
-    aspect = _log_uniform(shape[..., 1], ratio)
+    area = full[..., 0] * full[..., 1] * (scale[0] + (scale[1] - scale[0]) * shape[..., 0])
+    aspect = _log_uniform(shape[..., 1], CROP_RATIO)
     candidates = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)  # [n, ATTEMPTS, 2] width, height
     fits = np.logical_and(candidates[..., 0] <= full[..., 0], candidates[..., 1] <= full[..., 1])
     has_fit = np.logical_or.reduce(fits, axis=1)
     first_fit = candidates[np.arange(len(sizes)), fits.argmax(axis=1)]
     width, height = full[:, 0, 0], full[:, 0, 1]
-    central = np.stack([np.minimum(width, height * ratio[1]), np.minimum(height, width / ratio[0])], -1)
+    central = np.stack([np.minimum(width, height * CROP_RATIO[1]), np.minimum(height, width / CROP_RATIO[0])], -1)
     extent = np.where(has_fit[:, None], first_fit, central)
     start = np.where(has_fit[:, None], position, 0.5) * (full[:, 0] - extent)
     corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (packed_size * GRID)
-    return clip_boxes(np.rint(corners).astype(np.int64), packed_size), mirror < crops.flip
+    return clip_boxes(np.rint(corners).astype(np.int64), packed_size), mirror < flip
 
 
 def jitter_factors(seed: int, steps: Sequence[int], batch: int, strength: float) -> NDArray[np.float32]:

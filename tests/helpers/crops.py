@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.loader import augment, center, random_params, resample
-from pipeline.loader.random_params import AugmentParams, CropRange
+from pipeline.loader.random_params import AugmentParams
 from pipeline.loader.resample import Crops, Filter
 
 AS_IT_IS = torch.zeros(3), torch.ones(3)
@@ -20,7 +20,7 @@ def random_images(n: int, side: int, seed: int = 0) -> Tensor:
 
 def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
     sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
-    boxes, _ = random_params.crop_boxes(seed, [0], sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
+    boxes, _ = random_params.crop_boxes(seed, [0], sizes, side, (0.08, 1.0), 0.5)
     return torch.from_numpy(boxes)
 
 
