@@ -13,8 +13,7 @@ from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import did_you_mean, visible
 from pipeline.data import user_table
-from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile, Layout
+from pipeline.data.layout import Layout
 from pipeline.data.split_table import BY_HAND
 from pipeline.data.user_table import Table
 
@@ -31,11 +30,6 @@ class CorrectedLayout:
     layout: Layout
     reasons: Mapping[str, str]  # path of an excluded image → its reason for split.csv
     counts: Mapping[str, int]  # for findings.csv; empty without a correction
-
-    def info(self, image_file: ImageFile, info: ImageInfo) -> ImageInfo:
-        """The info of an image; with the person's reason if a person excluded it."""
-        reason = self.reasons.get(image_file.path, "")
-        return replace(info, reason=reason) if reason else info
 
 
 NONE = Table()

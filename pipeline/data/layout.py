@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from pipeline.base.text import in_words, visible
-from pipeline.data.split_table import SPLITS
 
 SPELLINGS = {  # usual names of the splits, in lower case → the split
     "train": "train", "training": "train",
@@ -106,6 +105,6 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - display_width(text))
 
 
-def join_names(splits: tuple[str, ...] = SPLITS) -> str:
+def join_names(splits: tuple[str, ...]) -> str:
     """Names in a sentence: `train, val and test`."""
     return " and ".join(filter(None, [", ".join(splits[:-1]), splits[-1]]))

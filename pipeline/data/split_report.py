@@ -26,12 +26,13 @@ class Table(NamedTuple):
 
 def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> list[str]:
     """The lines of the report, from the counts of `split.summary`, and the reason and path of each excluded image."""
+    left_out = by_reason(excluded).items()
     return [
         f"layout: {layout.kind}",
         *layout.notes,
         *_cut(counts),
         *_near(counts),
-        *_exclusions(excluded),
+        *(f"left out: {len(paths):,} {reason} (first: {visible(paths[0])})" for reason, paths in left_out),
         *_table(counts["classes"]),
         *_balance(counts["classes"]),
     ]
@@ -88,15 +89,9 @@ def by_reason(excluded: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return dict(sorted(paths.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def _exclusions(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A line for each reason, the most frequent first, with its number of images and the first of them."""
-    for reason, paths in by_reason(excluded).items():
-        yield f"left out: {len(paths):,} {reason} (first: {visible(paths[0])})"
-
-
 def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """A table of the images per class and split, the largest class first. Of a long list the middle is omitted."""
-    order = sorted(classes, key=lambda label: (-_used_images(classes[label]), label))
+    order = sorted(classes, key=lambda label: (-sum(classes[label][split] for split in SPLITS), label))
     selected_classes = order if len(order) <= LARGEST + SMALLEST + 1 else [*order[:LARGEST], *order[-SMALLEST:]]
     width = max(display_width(_short(label)) for label in [*selected_classes, "class"])
     parts = (*SPLITS, "excluded")
@@ -115,10 +110,6 @@ def _short(label: str) -> str:
     while display_width(name) >= WIDEST:
         name = name[:-1]
     return f"{name}…"
-
-
-def _used_images(by_split: Mapping[str, int]) -> int:
-    return sum(by_split[split] for split in SPLITS)
 
 
 def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

@@ -65,7 +65,10 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
     image_files, cut = layout.image_files, splitting.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
     inspected = inspect(source, image_files, settings, workers)
-    infos = [corrected.info(file, info) for file, info in zip(image_files, inspected, strict=True)]
+    infos = [
+        replace(info, reason=corrected.reasons.get(file.path, info.reason))
+        for file, info in zip(image_files, inspected, strict=True)
+    ]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     unused = {*corrected.layout.classes} - {*layout.classes}
