@@ -107,6 +107,7 @@ CASES = (
          ("(first: a.jpg)",)),
     Case("splits in splits", both("train/train", "train/test"), faults=(("images", "value"),)),
     Case("val, test without train", both("val", "test"), faults=(("images", "missing"),)),
+    Case("two spellings of one split", both("train", "val", "valid"), faults=(("images", "pair"),)),
     Case("split and class folders", both("train") | images("cat"), faults=(("images", "pair"),)),
     Case("one class", images("cat"), faults=(("images", "missing"),)),
     Case("images at the top", images("."), faults=(("paths.inbox", "missing"),)),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.workspace import STAGE_TABLES
 from pipeline.base import files
 from pipeline.base.errors import Kind
+from pipeline.commands import repro
 from pipeline.config import params
 from pipeline.data import corrections, packed
 from pipeline.data.layout import ImageFile, Layout
@@ -17,7 +19,6 @@ from pipeline.data.user_table import Table
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes
-from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
 
 LAYOUT = Layout(
@@ -66,7 +67,8 @@ def test_a_table_is_read(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_project_has_no_correction() -> None:
-    """The committed file changes nothing, and a split without corrections says nothing of them."""
+    """The committed file changes nothing, and a split without corrections says nothing of them. Split depends on it."""
+    assert str(corrections.FILE) in STAGE_TABLES["split"]["deps"]
     assert (PROJECT / corrections.FILE).read_text() == corrections.EMPTY
     corrected = corrections.apply(corrections.read(PROJECT / corrections.FILE), LAYOUT)
     assert (corrected.layout, corrected.reasons, corrected.counts) == (LAYOUT, {}, {})
@@ -117,14 +119,17 @@ def test_exclude_cannot_be_a_class_at_the_same_time() -> None:
     corrections.apply(table("exclude/1.png,cat,"), layout)
 
 
-def test_a_missing_table_is_refused(tmp_path: Path) -> None:
-    """It belongs to the project. A pipe in its place is no table."""
+def test_a_missing_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to the project. A pipe in its place is no table. `perennial repro` refuses before a stage runs."""
     path = tmp_path / "corrections.csv"
     for is_there in (False, True):
         if is_there:
             os.mkfifo(path)
         with refuses((path, "missing")):
             corrections.read(path)
+    monkeypatch.chdir(tmp_path)
+    with refuses((corrections.FILE, "missing")):
+        repro.check_photos(params.Params(), frozenset({"split"}))
 
 
 # ---- what split makes of it ----
@@ -204,23 +209,3 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
     counts = {row["finding"]: row["number"] for row in files.read_csv(Path("metrics/findings.csv"))}
     assert (counts["corrections.relabelled"], counts["corrections.excluded"]) == ("1", "2")
     assert "2 excluded by hand (first: cat/4.png)\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow("five starts, four of them under DVC; make test corrects labels without it")
-def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
-    """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
-    project = create_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
-
-    def run_split(correction: str = "", check: bool = True) -> str:
-        (project / corrections.FILE).write_text(f"path,label,reason\n{correction}")
-        return call(project, "python", "-m", "pipeline", "repro", "split", check=check).stderr
-
-    run_split()
-    path = files.read_csv(project / "data/split.csv")[0]["path"]
-    assert path.startswith("aster/")
-    run_split(f"{path},clematis,looks like one\n")
-    assert files.read_csv(project / "data/split.csv")[0]["class"] == "clematis"
-    assert "data/corrections.csv:2: " in run_split(f"{path},clemat,\n", check=False)
-    (project / corrections.FILE).unlink()
-    done = call(project, "python", "-m", "pipeline", "repro", check=False)
-    assert done.stderr.startswith("repro: data/corrections.csv: ")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config.params import Grey, Prepare
-from pipeline.data import findings, grey, images, packed, split_table
+from pipeline.data import grey, images, packed, split_table
 from pipeline.data.duplicates import perceptual_hash
 from pipeline.data.originals import Originals
 from pipeline.evaluation import photos
@@ -134,18 +134,6 @@ def test_equal_values_are_equal_images_in_every_format(tmp_path: Path) -> None:
 def test_a_lightest_value_below_an_eighth_is_dark(tmp_path: Path, lightest: int, is_dark: bool) -> None:
     """An image is dark if no value reaches an eighth of the full scale."""
     assert inspect_image(save(tmp_path / "a.png", noise(0, 0, lightest))).is_dark == is_dark
-
-
-def test_dark_images_are_counted_and_named(tmp_path: Path) -> None:
-    """findings.csv has their number; the line names the first one. Dark 8-bit images are not meant."""
-    folder = two_classes(tmp_path / "images")
-    Image.new("L", (40, 40), 3).save(folder / "cat/black.png")
-    for n in (1, 2):
-        save(folder / f"dog/z{n}.png", noise(n, 0, 4095))
-    rows, counts = do_split(folder)
-    assert counts["dark_16_bit"] == 2
-    (line,) = findings.lines([(row.image_file.path, row.info) for row in rows])
-    assert ": 2 (first: dog/z1.png)" in line
 
 
 @pytest.mark.parametrize("choice", GREYS)

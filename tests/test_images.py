@@ -46,18 +46,6 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: d
     assert (pixels(image) == pixels(scene())).all()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "PA"])
-@pytest.mark.parametrize("suffix", ["png", "tiff"])
-def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
-    """Black and white, grey, palette and alpha become RGB of the same size and nearly the same brightness."""
-    image, options = scene().convert(mode), dict[str, Any]()
-    if mode == "PA" and suffix == "png":
-        image, options = scene().convert("P"), {"transparency": bytes([255] * 256)}
-    decoded = decode(save(tmp_path / f"a.{suffix}", image, **options))
-    assert (decoded.mode, decoded.size) == ("RGB", (WIDTH, HEIGHT))
-    assert abs(pixels(decoded.convert("L")).mean() - pixels(scene().convert("L")).mean()) < 4
-
-
 def test_alpha_lies_over_white(tmp_path: Path) -> None:
     """A transparent pixel becomes white, a half transparent one half white, also in a palette and as one colour."""
     rgba = Image.new("RGBA", (16, 16), (0, 0, 200, 0))

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.base.errors import Kind
-from pipeline.data import folders, labels
+from pipeline.data import folders
 from pipeline.data.layout import ImageFile, Layout
 from tests.helpers.refusals import refuses
 
@@ -82,10 +82,3 @@ def test_a_fault_is_named_with_its_line(content: str | bytes, line: int, kind: K
     """The table, and the line if it is one."""
     with refuses((f"images/labels.csv:{line}" if line else "images/labels.csv", kind)):
         read(content, [*FILES, "b/"])
-
-
-def test_the_name_of_the_table_is_known() -> None:
-    """Only this name at the top counts; elsewhere it is a file beside the images."""
-    assert labels.NAME == "labels.csv"
-    layout = folders.interpret("images", ["a/1.png", "a/labels.csv", "b/2.png"], lambda _: b"")
-    assert layout.classes == ["a", "b"]

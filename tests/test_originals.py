@@ -141,23 +141,42 @@ def test_links_are_followed(inbox: Path) -> None:
 
 
 def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
-    """A broken link, a pipe, a link to a device, a name that is not UTF-8, and missing or empty folders."""
-    odd: tuple[tuple[Callable[[Path], object], str], ...] = (
-        (lambda path: path.symlink_to("nowhere"), "z.jpg"),
-        (os.mkfifo, "z.jpg"),
-        (lambda path: path.symlink_to("/dev/zero"), "z.jpg"),
-        (Path.touch, "\udcff.jpg"),
+    """A broken link, a pipe, a link to a device, a name that split.csv cannot hold, and missing or empty folders."""
+    odd: tuple[tuple[Callable[[Path], object], str, Callable[[str], str]], ...] = (
+        (lambda path: path.symlink_to("nowhere"), "z.jpg", str),
+        (os.mkfifo, "z.jpg", str),
+        (lambda path: path.symlink_to("/dev/zero"), "z.jpg", str),
+        (Path.touch, "\udcff.jpg", ascii),
+        (Path.touch, "a\rb.jpg", repr),
     )
-    for make, name in odd:
+    for make, name, form in odd:
         path = inbox / "cats" / name
         make(path)
-        with refuses((path if name == "z.jpg" else ascii(str(path)), "value")):
-            write_and_read(inbox)
+        with refuses((form(str(path)), "value")):
+            originals.list_entries(inbox)
         path.unlink()
     (inbox.parent / "empty").mkdir()
     for folder in ("empty", "missing"):
         with refuses(("paths.inbox", "missing")):
             originals.write_manifest(inbox.parent / folder, inbox.parent / "images", workers=1)
+    with refuses((inbox.parent / "missing", "missing")):
+        originals.Originals(inbox.parent / "missing", {}).entries()
+
+
+@pytest.mark.parametrize("content", [{}, {".gitkeep": b""}, {"photo.jpg": b"x"}, {"daisy/.hidden": b"x"}])
+def test_an_inbox_without_class_folders_is_not_copied(content: dict[str, bytes], tmp_path: Path) -> None:
+    """A missing or empty inbox, or one without class folders, is refused with what to put there."""
+    fill(tmp_path / "inbox", content)
+    with refuses(("paths.inbox", "missing")):
+        originals.copy_inbox(tmp_path / "inbox", tmp_path)
+
+
+@pytest.mark.parametrize("target", ["b.jpg", "../dogs"], ids=["file", "folder"])
+def test_a_link_is_not_copied(inbox: Path, target: str) -> None:
+    """DVC would not see a change of its target."""
+    (inbox / "cats/link").symlink_to(target)
+    with refuses((inbox / "cats/link", "value")):
+        originals.copy_inbox(inbox, inbox.parent / "images")
 
 
 @pytest.mark.parametrize("table", ["filename,label\ncats/b.jpg,cats\n", "path,sha256\ncats/b.jpg,0\n"])

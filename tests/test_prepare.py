@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.base import files
@@ -21,7 +20,7 @@ from pipeline.data import images, packed, split_table
 from pipeline.data.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import on_cpu, write_params
-from tests.helpers.datasets import decode, do_split
+from tests.helpers.datasets import do_split
 from tests.helpers.refusals import refuses
 
 SIZE = 32
@@ -153,30 +152,6 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     subprocess.run(command, cwd=tmp_path, check=True)
     assert content(tmp_path / "data/packed") == do_prepare(packable, tmp_path / "uninterrupted", size=256)
     assert not growing.parent.exists()
-
-
-def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
-    """With sides of at least 8 times the square's it is decoded at a half, and looks like the full image."""
-    path = tmp_path / "a.jpg"
-    noise = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
-    Image.fromarray(noise).resize((640, 400), Image.Resampling.BICUBIC).save(path, quality=95)
-    square = images.resize_to_square(path, 50)
-
-    def resize(image: images.RGB) -> NDArray[np.uint8]:
-        return np.asarray(image.resize((50, 50), Image.Resampling.BICUBIC))
-
-    assert np.array_equal(square, resize(decode(path, draft=200)))
-    assert 0 < np.abs(square.astype(int) - resize(decode(path))).max() <= 3
-
-
-@pytest.mark.parametrize("sides", [(64, 48), (20, 90), (1, 3000), (3000, 1), (700, 900)])
-def test_an_image_of_any_shape_becomes_square(tmp_path: Path, sides: tuple[int, int]) -> None:
-    """Larger, smaller or one line: uint8 [size, size, 3], and an image of one colour keeps its colour."""
-    Image.new("RGB", sides, (10, 200, 30)).save(tmp_path / "a.png")
-    image = images.resize_to_square(tmp_path / "a.png", 40)
-    assert image.dtype == np.uint8
-    assert image.shape == (40, 40, 3)
-    assert (image == (10, 200, 30)).all()
 
 
 def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:

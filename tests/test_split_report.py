@@ -20,27 +20,20 @@ def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, 
     return split_report.lines(layout, {"classes": by_class, "near_duplicates_across_splits": 0} | counts, excluded)
 
 
-def test_a_short_list_of_classes_is_a_table() -> None:
-    """The largest class first; the layout and its notes are above, the balance is below."""
-    assert report({"b": (8, 1, 1, 0), "a": (1600, 200, 200, 3)}) == [
-        "layout: class folders",
-        "a note",
-        "class     train       val      test  excluded",
-        "a         1,600       200       200         3",
-        "b             8         1         1         0",
-        "train: the largest class (a, 1,600) has 200.0 times the images of the smallest (b, 8); "
-        "train.class_weights: balanced counts the small classes more",
-    ]
-
-
-def test_a_thousand_classes_are_cut() -> None:
-    """The largest and the smallest classes are shown, and how many are between; no line is long."""
+def test_a_long_list_of_classes_is_cut() -> None:
+    """The largest class first; classes of one size are in the order of their names. 17 classes are shown, of more the
+    largest and the smallest, and how many are between. No line is long.
+    """
+    assert [line[:2] for line in report({"b": (1, 2, 3, 0), "c": (9, 1, 1, 0), "a": (4, 1, 1, 0)})[3:6]] == [
+        "c ", "a ", "b ",
+    ]  # fmt: skip
+    rows = [len(report({f"{n:02}": (9, 1, 1, 0) for n in range(number)})) - 4 for number in (17, 18)]
+    assert rows == [17, 16 + 1]
     lines = report({f"{n:04} {'x' * 60}": (2000 - n, 1, 1, 0) for n in range(1000)})
     assert len(lines) < 25
     assert max(map(len, lines)) <= 120 + 80  # the last line names two classes
-    assert "… 984 more classes, all in images.csv; the smallest:" in lines
-    assert lines[3].startswith("0000 ")
-    assert lines[-2].startswith("0999 ")
+    assert any("984 more classes" in line for line in lines)
+    assert (lines[3][:5], lines[-2][:5]) == ("0000 ", "0999 ")
 
 
 def test_each_reason_has_its_number_and_first_file() -> None:
@@ -70,29 +63,17 @@ WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "ro
 
 
 def test_tables_are_straight_with_letters_of_all_widths() -> None:
-    """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
+    """What a terminal draws in two columns counts as two, and what it draws over another letter as none.
+
+    Control characters are escaped, and a long name is cut.
+    """
     assert {name: display_width(name) for name in WIDE} == WIDE
-    split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate(WIDE)})[2:-1]
+    split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate([*WIDE, "a\nb", "c" * 100])})[2:-1]
     by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
     tested = evaluate.table(eval_figures(0.5), by_class).splitlines()[:-1]
     compared = list(compare.plain([[name, "0.5", *[""] * 4, "train.lr=1"] for name in WIDE]))
     for table in (split, tested, compared):
         assert len({display_width(line) for line in table}) == 1
-
-
-def test_a_list_is_cut_only_if_it_gets_shorter() -> None:
-    """17 classes are shown, of 18 two are not; classes of one size are in the order of their names."""
-    rows = [len(report({f"{n:02}": (9, 1, 1, 0) for n in range(number)})) - 4 for number in (17, 18)]
-    assert rows == [17, 16 + 1]
-    assert [line[:2] for line in report({"b": (1, 2, 3, 0), "a": (4, 1, 1, 0)})[3:5]] == ["a ", "b "]
-
-
-def test_what_is_done_with_a_given_split_is_said() -> None:
-    """Near duplicates across its parts, each part that is cut, and how images without a split were assigned."""
-    classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
-    assert "1,234" in report(classes, near_duplicates_across_splits=1234)[2]
-    assert "2 val, 1,234 test" in report(classes, cut_from_train={"val": 2, "test": 1234})[2]
-    assert "5 train, 2 test" in report(classes, without_given_split={"train": 5, "val": 0, "test": 2})[2]
 
 
 @pytest.mark.parametrize(
@@ -104,15 +85,6 @@ def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
         {label: {"test": images} for label, images in zip("ab", tested, strict=True)}
     )
     assert (sentence.partition("(")[2].partition(")")[0], "perennial folds" in sentence) == (facts, bool(facts))
-
-
-def test_a_name_cannot_break_the_table() -> None:
-    """Line breaks and other control characters are escaped, and a long name is cut: columns stay straight."""
-    lines = report({"a\nb": (2, 1, 1, 0), "c" * 100: (1, 1, 1, 0)}, ("empty", "d\ne.png"))
-    assert r"left out: 1 empty (first: d\ne.png)" in lines
-    assert any(line.startswith(r"a\nb ") for line in lines)
-    assert not any("\n" in line for line in lines)
-    assert {len(line) for line in lines[3:6]} == {40 + 4 * 10}
 
 
 def test_the_tables_have_every_count() -> None:

@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -45,25 +44,6 @@ def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> No
     assert one == three
     assert one.items() <= draw(tmp_path / "many", count=63).items()
     assert {name for name in one if one[name] == other[name]} == {"LICENSE.txt"}
-
-
-def test_no_two_images_are_alike(tmp_path: Path) -> None:
-    """Any two images differ clearly in some pixel, even after a resize to 16 × 16."""
-    draw(tmp_path / "a", count=150)
-    small = [np.asarray(Image.open(path).resize((16, 16)), int) for path in sorted((tmp_path / "a").rglob("*.png"))]
-    for index, image in enumerate(small[1:], start=1):
-        assert min(np.abs(image - other).max() for other in small[:index]) > 40
-
-
-@pytest.mark.parametrize("size", [32, 96, 200])
-def test_sides_vary_around_the_size(size: int) -> None:
-    """Images are RGB, their sides are 0.8 to 1.25 times the size, and few are square."""
-    images = [synthetic.image("aster", size, 0, index) for index in range(20)]
-    sides = [side for image in images for side in image.size]
-    assert min(sides) >= round(0.8 * size)
-    assert max(sides) <= round(1.25 * size)
-    assert sum(image.width != image.height for image in images) > 10
-    assert {image.mode for image in images} == {"RGB"}
 
 
 def test_the_pixels_are_the_same_on_every_machine() -> None:
