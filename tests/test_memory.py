@@ -133,7 +133,7 @@ def test_no_image_takes_more_than_its_estimate(tmp_path: Path, of_heic: bool) ->
         path.parent.mkdir()
         picture.save(path, **options)
         with Image.open(path) as image, path.open("rb") as content:
-            estimates.append(memory.opening_bytes(content) + decoders.decoding_bytes(image, 0))
+            estimates.append(memory.opening_bytes(content, is_copied=False) + decoders.decoding_bytes(image, 0))
     results = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
     for (name, _, _), most, (peak, _) in zip(kinds, estimates, results, strict=True):
         assert peak < most + MARGIN, name
@@ -158,7 +158,7 @@ def test_the_estimate_does_not_need_the_margin_for_comments(tmp_path: Path, name
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 4), np.uint8)
     Image.fromarray(noise).resize((2000, 1500)).save(tmp_path / name, **options)
     with Image.open(tmp_path / name) as image, (tmp_path / name).open("rb") as content:
-        estimate = memory.opening_bytes(content) - memory.HEADER + decoders.decoding_bytes(image, 0)
+        estimate = memory.opening_bytes(content, is_copied=False) - memory.HEADER + decoders.decoding_bytes(image, 0)
     assert peaks((tmp_path, 2**31, 1))[0][0] < estimate + MARGIN
 
 

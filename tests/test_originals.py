@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pipeline.base import files
-from pipeline.data import decoders, images, originals
+from pipeline.data import images, originals
 from pipeline.data.layout import ImageFile
 from pipeline.stages import download, prepare, split
 from tests.helpers.refusals import refuses
@@ -70,7 +70,7 @@ def test_the_bytes_that_were_hashed_are_decoded(
 ) -> None:
     """A photo changes right after a stage has opened it: the stage uses the photo of the manifest, or refuses."""
     before, after = (_noise(seed, side) for seed in (0, 1))
-    assert (len(before) > decoders.SMALL_FILE) == (side > 64)
+    assert (len(before) > images.SMALL_FILE) == (side > 64)
     photo = inbox / "cats/b.png"
     photo.write_bytes(before)
     expected = images.resize_to_square(photo, 32), images.inspect_image(photo, 1, 10**6, id).pixels
@@ -106,7 +106,7 @@ def test_the_bytes_that_were_hashed_are_decoded(
         assert np.array_equal(result, expected[stage == "split"])
 
 
-@pytest.mark.parametrize("size", [100, decoders.SMALL_FILE + 1])
+@pytest.mark.parametrize("size", [100, images.SMALL_FILE + 1])
 def test_a_changed_file_that_is_no_image_is_refused(inbox: Path, size: int) -> None:
     """A video that took the place of a photo is not counted as a video: the photo is named as changed."""
     (inbox / "cats/b.png").write_bytes(_noise(0, 700))

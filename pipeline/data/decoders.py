@@ -15,7 +15,7 @@ from typing import BinaryIO
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import formats, memory, originals
+from pipeline.data import formats, memory
 from pipeline.data.layout import looks_like_image
 
 # Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
@@ -35,7 +35,6 @@ REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, COMPANION, TRUNCATED, TOO_LARGE, TO
 
 DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
 
-SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 # No limit of Pillow's own: the size in the header is compared with the user's limit before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
 # A long comment is no reason to exclude a PNG. Unpacked and as text it takes up to 15 times this size.
@@ -49,25 +48,6 @@ class Unusable(Exception):
 
     def __init__(self, reason: str, size: tuple[int, int] = (0, 0)) -> None:
         self.reason, self.size = reason, size
-
-
-@contextmanager
-def content(path: Path, length: int, sha256: str) -> Iterator[BinaryIO]:
-    """The opened file, or a copy in memory of a small one, whose hash is checked. Raises Changed for another hash.
-
-    The hash of a large file is checked here only if the file is no usable image: a video may be too long for a copy.
-    """
-    if length <= SMALL_FILE:
-        with path.open("rb", buffering=0) as file:
-            copy = originals.copy(file, path, sha256)
-        yield copy  # nothing is closed after the image is used: another thread could take its memory meanwhile
-        return
-    with path.open("rb") as file:
-        try:
-            yield file
-        except Unusable:
-            originals.check_hash(file, path, sha256)
-            raise
 
 
 def open_image(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:

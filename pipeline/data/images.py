@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ UPRIGHT = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # width and height are exchanged
 
+SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 STRIP = 2**18  # pixels that are converted or hashed at once
 NO_LIMIT = 2**62
 
@@ -150,24 +152,20 @@ def inspect_image(
 def _decode(path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, sha256: str) -> Iterator[DecodedImage]:
     """The decoded image, while its memory is reserved. Raises Unusable, OSError and UserError.
 
-    An image that needs more than the reserved memory is closed, its memory is released, and it is opened again when
-    enough is free.
+    A file whose hash is checked is copied into memory, because it may change meanwhile. An image that needs more than
+    the reserved memory is closed, its memory is released, and it is opened again when enough is free.
     """
     length = decoders.file_size(path)
-    with decoders.content(path, length, sha256) as content:
-        if length == 0:
-            raise Unusable(decoders.EMPTY)
-        if length > memory.largest_file(max_pixels):
-            raise decoders.too_long_reason(content)
-        is_copied = bool(sha256) and length > decoders.SMALL_FILE
-        opening_bytes = reserved_bytes = memory.opening_bytes(content, is_copied)
+    with path.open("rb") as file:
+        if length == 0 or length > memory.largest_file(max_pixels):
+            originals.check_hash(file, path, sha256)
+            raise decoders.too_long_reason(file) if length else Unusable(decoders.EMPTY)
+        is_copied = bool(sha256) or length <= SMALL_FILE
+        opening_bytes = reserved_bytes = memory.opening_bytes(file, is_copied)
         while True:
             with BUDGET.reserve(reserved_bytes) as grow:
-                source, image = content, decoders.open_image(content, min_side, max_pixels)
-                if is_copied:
-                    del image  # its memory is reserved once
-                    source = originals.copy(content, path, sha256)
-                    image = decoders.open_image(source, min_side, max_pixels)
+                source: BinaryIO = originals.copy(file, path, sha256) if is_copied else file
+                image = decoders.open_image(source, min_side, max_pixels)
                 stored_size = image.size
                 with decoders.errors_as_unusable(source, stored_size):
                     reserved_bytes = opening_bytes + decoders.decoding_bytes(image, draft)

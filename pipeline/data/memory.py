@@ -66,7 +66,7 @@ def largest_file(max_pixels: int) -> int:
     return HEADER + 8 * max_pixels
 
 
-def opening_bytes(content: BinaryIO, is_copied: bool = False) -> int:
+def opening_bytes(content: BinaryIO, is_copied: bool) -> int:
     """The most bytes that a file takes while it is opened, from the disk or from a copy in memory."""
     is_jpeg = content.read(2) == b"\xff\xd8"
     return (FILE + is_copied) * content.seek(0, io.SEEK_END) + (0 if is_jpeg else HEADER)
