@@ -18,7 +18,7 @@ from pipeline.data.originals import Originals
 from pipeline.data.user_table import Table
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
-from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes
+from tests.helpers.datasets import reasons, settings, splits_by_path, two_classes
 from tests.helpers.refusals import refuses
 
 LAYOUT = Layout(
@@ -174,18 +174,6 @@ def test_an_excluded_file_may_be_broken(small: Path) -> None:
         do_split(small, max_unreadable=0)
     result = do_split(small, "cat/cut.png,exclude,broken", max_unreadable=0)
     assert reasons(result.rows) == {"cat/cut.png": "excluded by hand: broken"}
-
-
-def test_labels_csv_and_a_given_split_can_be_corrected(tmp_path: Path) -> None:
-    """The label of the table is replaced, and the given split stays."""
-    lines = ["path,label,split"]
-    for number in range(12):
-        put(tmp_path / f"{number}.png", number)
-        lines.append(f"{number}.png,{'cat' if number % 2 else 'dog'},{('train', 'val', 'test')[number // 2 % 3]}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines))
-    plain, corrected = do_split(tmp_path), do_split(tmp_path, "5.png,dog,")
-    assert labels(corrected) == labels(plain) | {"5.png": "dog"}
-    assert splits_by_path(corrected.rows) == splits_by_path(plain.rows)
 
 
 def test_the_new_label_reaches_the_tables_and_the_packed_images(

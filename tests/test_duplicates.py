@@ -28,12 +28,6 @@ def small(tmp_path: Path) -> Path:
 # ---- equal pixels ----
 
 
-def test_a_duplicate_in_another_format_is_one(small: Path) -> None:
-    """The decoded pixels decide: the same image as BMP is a duplicate."""
-    noise_image(0).save(small / "cat/other.bmp")
-    assert reasons(do_split(small)[0]) == {"cat/other.bmp": "duplicate of cat/0.png"}
-
-
 def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     """Three equal images, one in another class, are all excluded: three pairs, one conflict."""
     shutil.copy(small / "cat/0.png", small / "cat/0 again.png")
@@ -154,11 +148,6 @@ def test_near_duplicates_are_those_within_the_threshold(small: Path) -> None:
     other.save(small / "cat/blend.png")
     put(small / "cat/larger.png", 1, side=64)
     assert (duplicates.perceptual_hash(other) ^ duplicates.perceptual_hash(noise_image(1, 64))).bit_count() == 6
-    for seed in (100, 101):
-        put(small / f"dog/larger {seed}.png", seed, side=48)
-    names = ("near_duplicate_pairs", "near_duplicate_groups", "largest_group")
-    counts = {bits: do_split(small, phash_distance=bits)[1] for bits in (5, 6)}
-    pairs = {bits: counts[bits]["near_duplicate_pairs"] for bits in (5, 6)}
-    assert pairs[6] > pairs[5] >= 3
-    assert [counts[5][name] for name in names[1:]] == [3, 2]
-    assert [counts[6][name] for name in names[1:]] == [3, 3]
+    for bits, largest in ((5, 2), (6, 3)):
+        counts = do_split(small, phash_distance=bits)[1]
+        assert (counts["near_duplicate_groups"], counts["largest_group"]) == (1, largest)

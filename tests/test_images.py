@@ -36,16 +36,6 @@ def save(path: Path, image: Image.Image, **options: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("a.PNG", {}), ("a.bmp", {}), ("a.ppm", {}), ("a.webp", {"lossless": True}), ("a.TIF", {})]
-)
-def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """Each lossless format gives exactly the saved pixels, with any case of the extension."""
-    image = decode(save(tmp_path / name, scene(), **options))
-    assert image.mode == "RGB"
-    assert (pixels(image) == pixels(scene())).all()
-
-
 def test_alpha_lies_over_white(tmp_path: Path) -> None:
     """A transparent pixel becomes white, a half transparent one half white, also in a palette and as one colour."""
     rgba = Image.new("RGBA", (16, 16), (0, 0, 200, 0))

@@ -25,7 +25,6 @@ from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers import datasets
 from tests.helpers.datasets import Counts, Rows, do_split, left_out, put, reasons, settings, splits_by_path, two_classes
-from tests.helpers.refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
 
@@ -86,39 +85,6 @@ def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Co
     assert left_out(rows)["truncated"] == 1
 
 
-def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
-    """Empty, truncated, too small, too large, not an image and a duplicate are listed, counted and kept out."""
-    (small / "cat/empty.png").write_bytes(b"")
-    (small / "cat/words.jpg").write_text("words")
-    whole = (small / "cat/0.png").read_bytes()
-    (small / "cat/cut.png").write_bytes(whole[: len(whole) // 2])
-    put(small / "cat/tiny.png", 50, side=8)
-    put(small / "cat/huge.png", 51, side=120)
-    shutil.copy(small / "cat/3.png", small / "cat/z copy.png")
-    rows, counts = do_split(small, max_pixels=10_000)
-    assert reasons(rows) == {
-        "cat/cut.png": "truncated",
-        "cat/empty.png": "empty",
-        "cat/huge.png": "too large",
-        "cat/tiny.png": "too small",
-        "cat/words.jpg": "not an image",
-        "cat/z copy.png": "duplicate of cat/3.png",
-    }
-    assert counts["classes"]["cat"]["excluded"] == 6
-    assert all(not row.split and not row.group for row in rows if row.reason)
-
-
-def test_too_many_broken_files_are_refused(small: Path) -> None:
-    """One file more than split.max_unreadable ends the stage, naming five of them."""
-    for n in range(6):
-        (small / f"dog/{n} broken.jpg").write_text("words")
-    assert left_out(do_split(small, max_unreadable=6)[0])["not an image"] == 6
-    with refuses(("split.max_unreadable", "damaged")) as error:
-        do_split(small, max_unreadable=5)
-    reason = error.value.faults[0].reason
-    assert [f"dog/{n} broken.jpg" in reason for n in range(6)] == [True] * 5 + [False]
-
-
 def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
     """Spaces, commas, quotes, newlines, other letters, upper-case extensions and nested folders survive split.csv."""
     odd = ["a b.PNG", "a,b.png", 'a"b.png', "a\nb.png", "ñandú 花.png", "deep/er/x.Png", "-x.png", "train/x.png"]
@@ -133,22 +99,6 @@ def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
     assert all(row["class"] == row["path"].split("/")[0] for row in back)
     assert [(row["split"], row["reason"]) for row in back] == [(row.split, row.reason) for row in rows]
     assert all(len(row["pixels"]) == 64 and len(row["phash"]) == len(row["group"]) == 16 for row in back)
-
-
-def test_a_given_split_is_kept(tmp_path: Path) -> None:
-    """Folders train, val and test with class folders are the split; near pairs in different splits are only counted."""
-    folder = tmp_path / "images"
-    for start, name in enumerate(SPLITS):
-        for label, first in (("cat", 0), ("dog", 100)):
-            for seed in range(first + 10 * start, first + 10 * start + 3):
-                put(folder / name / label / "sub" / f"{seed}.png", seed)
-    put(folder / "test/cat/near.png", 1, side=48)  # the same image, larger, is in train
-    rows, counts = do_split(folder)
-    assert all(row.split == row.image_file.path.split("/")[0] for row in rows)
-    assert all(row.image_file.label == row.image_file.path.split("/")[1] for row in rows)
-    assert counts["splits"] == {"train": 6, "val": 6, "test": 7}
-    keys = ("near_duplicate_pairs", "near_duplicates_across_splits", "moved_to_fill")
-    assert [counts[key] for key in keys] == [1, 1, 0]
 
 
 def test_the_stage_writes_the_table_and_the_counts(

@@ -78,16 +78,6 @@ def test_each_issue_is_found(issue: str, tmp_path: Path) -> None:
     assert not any(by_path.values())
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "CMYK", "RGBA", "1"])
-@pytest.mark.parametrize("issue", ["dark", "bright", "blurred"])
-def test_every_mode_is_measured_as_it_is_seen(issue: str, mode: str, tmp_path: Path) -> None:
-    """Palettes, CMYK, transparency and so on have the measures of the RGB image that the pipeline uses."""
-    name = f"x.{'tif' if mode == 'CMYK' else 'png'}"
-    IMAGES[issue]().convert(mode).save(tmp_path / name)
-    with images.decode(tmp_path / name) as image:
-        assert inspect(tmp_path / name).look == appearance_of(image.image)
-
-
 def test_of_an_animation_the_first_image_is_measured(tmp_path: Path) -> None:
     """And of 16-bit grey the image that uses its own range: 12-bit data is not dark."""
     usual = photo()

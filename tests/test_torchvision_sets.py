@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import os
-import pickle
 import signal
 import struct
 import subprocess
@@ -69,18 +68,6 @@ def mnist_files() -> dict[str, bytes]:
     return result
 
 
-def cifar_members() -> dict[str, bytes]:
-    """The pickled batches of CIFAR-10, as they are in its archive."""
-    train = arrays("train", 3072)
-    batches = {f"data_batch_{part + 1}": (train[part::5], range(part, 40, 5)) for part in range(5)}
-    batches["test_batch"] = (arrays("test", 3072), range(SIZES["test"]))
-    members = {
-        name: pickle.dumps({"data": images, "labels": [label(number) for number in numbers]})
-        for name, (images, numbers) in batches.items()
-    }
-    return members | {"batches.meta": pickle.dumps({"label_names": [f"class {number}" for number in range(10)]})}
-
-
 def mat(**tables: Any) -> bytes:
     content = io.BytesIO()
     savemat(content, tables)
@@ -114,12 +101,7 @@ def pets_files() -> dict[str, bytes]:
     return {"images.tar.gz": gzip.compress(tar_bytes(images)), "annotations.tar.gz": gzip.compress(tar_bytes(lists))}
 
 
-def cifar_files() -> dict[str, bytes]:
-    members = {f"cifar-10-batches-py/{name}": content for name, content in cifar_members().items()}
-    return {"cifar-10-python.tar.gz": gzip.compress(tar_bytes(members))}
-
-
-FILES = {MNIST: mnist_files, CIFAR10: cifar_files, FLOWERS: flowers_files, PETS: pets_files}
+FILES = {MNIST: mnist_files, FLOWERS: flowers_files, PETS: pets_files}
 
 
 def attributes(source: str, served: Mapping[str, bytes], address: str) -> dict[str, Any]:
@@ -127,14 +109,6 @@ def attributes(source: str, served: Mapping[str, bytes], address: str) -> dict[s
     sums = {name: hashlib.md5(content).hexdigest() for name, content in served.items()}
     if source == MNIST:
         return {"mirrors": [address], "resources": list(sums.items())}
-    if source == CIFAR10:
-        batches = {name: hashlib.md5(content).hexdigest() for name, content in cifar_members().items()}
-        return {
-            "url": f"{address}cifar-10-python.tar.gz", "tgz_md5": sums["cifar-10-python.tar.gz"],
-            "train_list": [[name, batches[name]] for name in batches if name.startswith("data")],
-            "test_list": [["test_batch", batches["test_batch"]]],
-            "meta": {"filename": "batches.meta", "key": "label_names", "md5": batches["batches.meta"]},
-        }  # fmt: skip
     if source == FLOWERS:
         keys = ("image", "label", "setid")
         return {"_download_url_prefix": address, "_file_dict": dict(zip(keys, sums.items(), strict=True))}
@@ -202,25 +176,21 @@ def test_the_given_split_is_kept_and_every_run_has_the_same_bytes(
     assert run_stages(config) == first
 
 
-@pytest.mark.parametrize("config", [MNIST, CIFAR10, FLOWERS], indirect=True)
+@pytest.mark.parametrize("config", [MNIST, FLOWERS], indirect=True)
 @pytest.mark.usefixtures("served")
 def test_the_pixels_are_those_of_the_set(config: Params) -> None:
     """An array becomes a PNG file with its number in the set, in the folder of its class. A file keeps its bytes."""
     download.run(config)
+    images = contents(Path("data/images"))
     if config.data.source == FLOWERS:
-        images = contents(Path("data/images"))
         assert len(images) == 62
         assert all(content == jpeg(int(Path(name).stem.removeprefix("image_"))) for name, content in images.items())
         assert {name.split("/")[1] for name in images} == {"pink primrose", "canterbury bells"}
-        return
-    names = {MNIST: ("0 - zero", "2 - two"), CIFAR10: ("class 0", "class 2")}[config.data.source]
-    expected = (
-        arrays("test", 28, 28) if config.data.source == MNIST else arrays("test", 3, 32, 32).transpose(0, 2, 3, 1)
-    )
-    for number, pixels in enumerate(expected):
-        path = Path("data/images/test") / names[number % 2] / f"{number + 1:05d}.png"
-        assert np.array_equal(np.asarray(Image.open(path)), pixels)
-    assert len(contents(Path("data/images"))) == SIZES["train"] + SIZES["test"]
+    else:
+        assert len(images) == SIZES["train"] + SIZES["test"]
+        for number, pixels in enumerate(arrays("test", 28, 28)):
+            name = f"test/{('0 - zero', '2 - two')[number % 2]}/{number + 1:05d}.png"
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(images[name]))), pixels)
 
 
 # Sends SIGKILL to itself when torchvision gives the 8th image of the train split.
@@ -273,14 +243,11 @@ def test_without_the_set_the_source_is_refused(config: Params, served: dict[str,
     assert list(contents(Path("data/images"))) == ["before.png"]
 
 
-def test_the_params_name_the_sets(raw: dict[str, Any]) -> None:
-    """Every set is a value of data.source, and one of torchvision's. Another name is refused with the nearest one."""
+def test_the_params_name_the_sets() -> None:
+    """Every set is a value of data.source, and one of torchvision's."""
     assert [source for source in get_args(params.Source) if "/" in source] == list(SETS)
     assert set(rules.GREY_SETS) < set(SETS)
     assert all(kind_of(source) for source in SETS)
-    with refuses(("data.source", "value")) as error:
-        params.parse(change(raw, data__source="torchvision/CIFAR-10"))
-    assert error.value.faults[0].remedy == "did you mean torchvision/CIFAR10?"
 
 
 def test_start_takes_a_set_and_its_settings(raw: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
