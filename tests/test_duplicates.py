@@ -15,7 +15,6 @@ from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
-from pipeline.stages import split
 from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
 
 
@@ -35,11 +34,6 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
     assert (left_out(rows)["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
-    assert split.exclusions(rows) == [
-        ("conflicting labels", "cat/0 again.png, the same image as dog/0.png"),
-        ("conflicting labels", "cat/0.png, the same image as dog/0.png"),
-        ("conflicting labels", "dog/0.png, the same image as cat/0 again.png"),
-    ]
 
 
 def test_broken_images_are_no_duplicates_of_one_another() -> None:

@@ -180,24 +180,21 @@ def bind(path: Path) -> None:
         server.bind(str(path))
 
 
-ODD: dict[str, Callable[[Path], object]] = {
-    "a pipe": os.mkfifo,
-    "a socket": bind,
-    "a folder": Path.mkdir,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-}
-
-
-@pytest.mark.parametrize("what", ODD)
-def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, bind, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
+    ids=["pipe", "socket", "folder", "device"],
+)
+def test_what_is_not_a_file_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No process writes into the pipe; it is refused without waiting."""
     monkeypatch.chdir(tmp_path)
     path = Path("a.jpg")  # a path of a socket is short
-    ODD[what](path)
+    make(path)
     for look in (decode, lambda path: images.resize_to_square(path, 32), inspect):
-        with refuses((path, "value")) as error:
+        with refuses((path, "value")):
             look(path)
-        assert error.value.faults[0].value == what
 
 
 def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def draw(folder: Path, count: int = 50, size: int = 32, seed: int = 0, workers: int = 2) -> dict[str, str]:
     """Draw images into a new folder; their hashes."""
     folder.mkdir()
-    assert synthetic.draw(folder, count, size, seed, workers) == count
+    synthetic.draw(folder, count, size, seed, workers)
     return hashes(folder)
 
 

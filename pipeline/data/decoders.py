@@ -201,12 +201,6 @@ def file_size(path: Path) -> int:
     """The number of bytes of a file. Raises UserError if it is no file: reading a pipe may never end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        value, remedy = _not_a_file(status.st_mode), "remove it, or put the image there"
-        raise UserError(Fault(str(path), value, "value", allowed="a file", remedy=remedy))
+        remedy = "remove it, or put the image there"
+        raise UserError(Fault(str(path), "not a file", "value", allowed="a file", remedy=remedy))
     return status.st_size
-
-
-def _not_a_file(mode: int) -> str:
-    """The kind of a path that is no file, in words, from its mode (stat)."""
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((words for is_kind, words in kinds if is_kind(mode)), "a device")

@@ -54,17 +54,6 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], rul
     return reasons
 
 
-def conflict_paths(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> dict[int, str]:
-    """Row of each image with conflicting labels → the path of an image with equal pixels and another label."""
-    conflicts = {}
-    for rows in exact_groups(infos):
-        first = {image_files[row].label: image_files[row].path for row in reversed(rows)}
-        if len(first) > 1:
-            for row in rows:
-                conflicts[row] = next(path for label, path in first.items() if label != image_files[row].label)
-    return conflicts
-
-
 def _preference(image_file: ImageFile) -> tuple[int, str]:
     """A sort key: of equal images, the one with the smallest key is kept."""
     return -SPLITS.index(image_file.given_split or "train"), image_file.path

@@ -119,7 +119,7 @@ def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
 
     Raises UserError if a split is there twice, or is beside a class folder.
     """
-    splits = {top: split for top in sorted(tops, key=_split_order) if (split := split_of(top))}
+    splits = {top: split for split in SPLITS for top in tops if split_of(top) == split}
     classes = [top for top in tops if top not in splits]
     if len(set(splits.values())) < len(splits):
         value, remedy = f"folders {' and '.join(splits)}", "merge the folders that mean the same"
@@ -131,11 +131,6 @@ def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
         remedy = f"move or remove one of the two, or rename a class, such as to {next(iter(splits))}_class"
         raise UserError(Fault(where, value, "pair", allowed="only splits or only classes", remedy=remedy))
     return splits
-
-
-def _split_order(top: str) -> tuple[int, str]:
-    """The sort key of a folder: train, val, test."""
-    return SPLITS.index(split_of(top) or "test"), top
 
 
 def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> Fault:

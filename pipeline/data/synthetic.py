@@ -98,8 +98,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
-    """Fill `folder` with `count` images of about `size` pixels per side, equally many of each kind. Returns `count`."""
+def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> None:
+    """Fill `folder` with `count` images of about `size` pixels per side, equally many of each kind."""
     for name in KINDS:
         (folder / name).mkdir()
     (folder / "LICENSE.txt").write_text(LICENSE, encoding="utf-8", newline="\n")
@@ -110,7 +110,7 @@ def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
         image(name, size, seed, index).save(folder / name / f"{name}_{number + 1:05d}.png", compress_level=0)
 
     with ThreadPoolExecutor(workers) as pool:
-        return sum(1 for _ in pool.map(save, range(count)))
+        list(pool.map(save, range(count)))  # raises what a thread has raised
 
 
 def image(name: str, size: int, seed: int, index: int) -> Image.Image:

@@ -25,13 +25,6 @@ class Columns:
     optional: tuple[str, ...]
     otherwise: str = ""  # a remedy, for a file that is another table
 
-    @property
-    def advice(self) -> str:
-        """What the first line needs, for a message."""
-        return (
-            f"{', '.join(self.needed)}, optionally {' and '.join(self.optional)}, with commas between{self.otherwise}"
-        )
-
 
 @dataclass(frozen=True)
 class Table:
@@ -55,7 +48,9 @@ def parse(table: str, content: bytes, columns: Columns) -> Table:
     if missing_columns or len(set(header)) < len(header):
         reason = f"no column {' and '.join(missing_columns)}" if missing_columns else "two columns with one name"
         first = f"its first line is {', '.join(header)!r:.100}"
-        raise UserError(Fault(table, first, "damaged", reason, columns.advice))
+        names = f"{', '.join(columns.needed)}, optionally {' and '.join(columns.optional)}"
+        allowed = f"{names}, with commas between{columns.otherwise}"
+        raise UserError(Fault(table, first, "damaged", reason, allowed))
     errors.raise_if_any(
         Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
         for number, cells in lines[1:]

@@ -187,16 +187,6 @@ def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -
     }
 
 
-def exclusions(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """The reason and the path of each excluded image; with conflicting labels, also the path of the other image."""
-    twins = duplicates.conflict_paths([row.image_file for row in rows], [row.info for row in rows])
-    return [
-        (row.reason, row.image_file.path + (f", the same image as {twins[number]}" if number in twins else ""))
-        for number, row in enumerate(rows)
-        if row.reason
-    ]
-
-
 def cells(row: Row) -> tuple[object, ...]:
     """A row as the cells of split.csv, in the order of HEADER."""
     info = row.info
@@ -227,8 +217,8 @@ def run(config: Params) -> None:
     suspicious = suspects.find([used_image(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
-    reasons = [(row.reason, row.image_file.path) for row in rows if row.reason]
-    for name, content in split_report.tables(counts, reasons).items():
+    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    for name, content in split_report.tables(counts, excluded).items():
         files.write_csv(Path(paths.metrics) / name, *content)
     files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, suspicious)
     number = Counter(row.split for row in rows)
@@ -237,7 +227,7 @@ def run(config: Params) -> None:
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
     lines = [fold_line(config.split)] if config.split.folds > 1 else []
-    lines += split_report.lines(layout, counts, exclusions(rows))
+    lines += split_report.lines(layout, counts, excluded)
     if config.split.folds == 1 and (note := split_report.few_test_images(counts["classes"])):
         lines.append(note)
     lines += findings.lines([(row.image_file.path, row.info) for row in rows])
