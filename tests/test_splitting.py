@@ -137,18 +137,6 @@ def test_a_class_needs_images_in_each_split(cut: splitting.Cut, splits: list[str
         splitting.check_class_sizes(["a"], [ImageFile("a.png", "a", split) for split in splits], cut)
 
 
-def test_every_class_with_too_few_images_is_named() -> None:
-    """Also those that lack a given split."""
-    images = [ImageFile("", label, split) for label in "abc" for split in ("train", "train", "val")[label == "c" :]]
-    with refuses(("classes", "missing"), ("classes", "missing")) as error:
-        splitting.check_class_sizes(
-            "abcd", [f for f in images if (f.label, f.given_split) != ("b", "val")], splitting.find_cut(images)
-        )
-    without, few = (fault.value for fault in error.value.faults)
-    assert [label for label in "abcd" if f"'{label}'" in without] == ["b", "d"]
-    assert [label for label in "abcd" if f"'{label}'" in few] == ["c"]
-
-
 def test_a_missing_split_takes_its_fraction_of_train() -> None:
     """The interval of a given split belongs to train; the groups in the other intervals are assigned as ever."""
     groups = [splitting.Group(str(n), {"a": 1}) for n in range(300)]
