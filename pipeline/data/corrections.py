@@ -18,7 +18,6 @@ from pipeline.data.split_table import BY_HAND
 from pipeline.data.user_table import Table
 
 FILE = Path("data/corrections.csv")
-COLUMNS = user_table.Columns(("path", "label"), ("reason",))
 EXCLUDE = "exclude"
 EMPTY = "path,label,reason\n"  # the table without a correction
 
@@ -39,7 +38,7 @@ def read(path: Path = FILE) -> Table:
     """The corrections. Raises UserError for a table that is missing or cannot be read."""
     if not path.is_file():
         raise UserError(missing(path))
-    return user_table.parse(str(path), path.read_bytes(), COLUMNS)
+    return user_table.parse(str(path), path.read_bytes(), ("path", "label"), ("reason",))
 
 
 def missing(path: Path = FILE) -> Fault:

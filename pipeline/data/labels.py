@@ -12,9 +12,6 @@ from pipeline.data import user_table
 from pipeline.data.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused_images_note
 
 NAME = "labels.csv"
-COLUMNS = user_table.Columns(
-    ("path", "label"), ("split", "group"), "; if the folders name the classes, rename the table"
-)
 
 
 def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: list[str]) -> Layout:
@@ -25,7 +22,8 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     two classes.
     """
     path_of_table = f"{where}/{NAME}"
-    table = user_table.parse(path_of_table, content, COLUMNS)
+    remedy = "if the folders name the classes, rename the table"
+    table = user_table.parse(path_of_table, content, ("path", "label"), ("split", "group"), remedy)
     file_names = set(names)
     rows = {}
     faults = []

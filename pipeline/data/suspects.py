@@ -37,11 +37,6 @@ class Outlier(NamedTuple):
     value: float
     limit: float
 
-    @property
-    def distance(self) -> float:
-        """How far the value is beyond the limit."""
-        return abs(self.value - self.limit)
-
 
 @dataclass(frozen=True)
 class UsedImage:
@@ -124,9 +119,9 @@ def find(images: Sequence[UsedImage]) -> list[Suspect]:
     suspects = []
     for issue, find_outliers in ISSUES.items():
         outliers = find_outliers(images)
-        for outlier in sorted(outliers, key=lambda outlier: (-outlier.distance, images[outlier.row].path)):
-            image, value, limit = images[outlier.row], round(outlier.value, 3), round(outlier.limit, 3)
-            suspects.append(Suspect(issue, image.path, image.label, image.split, value, limit))
+        for row, value, limit in sorted(outliers, key=lambda o: (-abs(o.value - o.limit), images[o.row].path)):
+            image = images[row]
+            suspects.append(Suspect(issue, image.path, image.label, image.split, round(value, 3), round(limit, 3)))
     return suspects
 
 

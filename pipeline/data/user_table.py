@@ -18,15 +18,6 @@ Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by co
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns of a table."""
-
-    needed: tuple[str, ...]
-    optional: tuple[str, ...]
-    otherwise: str = ""  # a remedy, for a file that is another table
-
-
-@dataclass(frozen=True)
 class Table:
     """The content of a table, not yet compared with the images."""
 
@@ -34,8 +25,11 @@ class Table:
     unknown_columns: Sequence[str] = ()  # are not read
 
 
-def parse(table: str, content: bytes, columns: Columns) -> Table:
-    """The table of this content. Raises UserError for a damaged one."""
+def parse(table: str, content: bytes, needed: Sequence[str], optional: Sequence[str], other_table: str = "") -> Table:
+    """The table of this content, with these columns. Raises UserError for a damaged one.
+
+    `table` is its path; `other_table` a remedy, for a file that is another table.
+    """
     try:
         text = content.decode("utf-8-sig")
         lines = list(_lines(text))
@@ -44,19 +38,18 @@ def parse(table: str, content: bytes, columns: Columns) -> Table:
     except csv.Error as error:
         raise damaged(table, f"not a table with commas: {error}", "write it again") from None
     header = [name.strip().lower() for name in lines[0][1]] if lines else []
-    missing_columns = [name for name in columns.needed if name not in header]
+    missing_columns = [name for name in needed if name not in header]
     if missing_columns or len(set(header)) < len(header):
         reason = f"no column {' and '.join(missing_columns)}" if missing_columns else "two columns with one name"
         first = f"its first line is {', '.join(header)!r:.100}"
-        names = f"{', '.join(columns.needed)}, optionally {' and '.join(columns.optional)}"
-        allowed = f"{names}, with commas between{columns.otherwise}"
-        raise UserError(Fault(table, first, "damaged", reason, allowed))
+        names = f"{', '.join(needed)}, optionally {' and '.join(optional)}"
+        raise UserError(Fault(table, first, "damaged", reason, f"{names}, with commas between", other_table))
     errors.raise_if_any(
         Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
         for number, cells in lines[1:]
         if len(cells) != len(header)
     )
-    unknown_columns = [name for name in header if name not in (*columns.needed, *columns.optional)]
+    unknown_columns = [name for name in header if name not in (*needed, *optional)]
     rows = [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
     return Table(rows, unknown_columns)
 

@@ -22,7 +22,6 @@ from pipeline.loader import augment, random_params, sampler
 from pipeline.loader.random_params import AugmentParams, Mix
 from pipeline.loader.storage import Dataset, ImageStore
 
-HostImages = tuple[Tensor, Tensor]  # of ImageStore.collect
 AT_ONCE = 8  # steps that are planned together: NumPy takes as long for the calls of one step as for 64 images
 
 
@@ -31,7 +30,7 @@ class Plan:
     """This process's part of one global batch: images, labels and random parameters. The images are not cropped yet."""
 
     step: int
-    images: HostImages
+    images: tuple[Tensor, Tensor]  # of ImageStore.collect
     side: int  # of the crops, in pixels
     labels: NDArray[np.int64]  # of these images
     params: AugmentParams
