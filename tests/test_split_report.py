@@ -46,17 +46,13 @@ def test_each_reason_has_its_number_and_first_file() -> None:
 
 @pytest.mark.parametrize(
     ("large", "small", "ratio", "advice"),
-    [
-        (30, 30, "", False), (1100, 1000, "10 %", False), (1994, 1000, "99 %", False), (2000, 1000, "2.0 times", False),
-        (30, 10, "3.0 times", False), (31, 10, "3.1 times", True),
-    ],
-)  # fmt: skip
+    [(30, 30, "", False), (30, 10, "3.0 times", False), (31, 10, "3.1 times", True)],
+)
 def test_the_balance_is_said(large: int, small: int, ratio: str, advice: bool) -> None:
-    """A small ratio in percent: "1.1 times" reads as if it were much more. The advice begins above 3."""
+    """The ratio, unless all classes are equal. The advice begins above 3."""
     line = report({"a": (large, 1, 1, 0), "b": (small, 1, 1, 0)})[-1]
     assert ratio in line
-    assert ("%" in line or "times" in line) == bool(ratio)
-    assert ("train.class_weights" in line) == advice
+    assert ("times" in line, "train.class_weights" in line) == (bool(ratio), advice)
 
 
 WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "rose\u0301": 4, "ｗ": 2, "ﾊﾞﾗ": 3, "פרח": 3}

@@ -121,13 +121,9 @@ def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         return
     ratio = sizes[large] / sizes[small]
     advice = "; train.class_weights: balanced counts the small classes more" if ratio > UNBALANCED else ""
-    if round(100 * ratio) == 100:
-        comparison = "about as many images as"
-    else:
-        comparison = f"{ratio:.1f} times the images of" if ratio >= 2 else f"{100 * ratio - 100:.0f} % more images than"
     yield (
-        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {comparison} the smallest "
-        f"({_short(small)}, {sizes[small]:,}){advice}"
+        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {ratio:.1f} times the images of the "
+        f"smallest ({_short(small)}, {sizes[small]:,}){advice}"
     )
 
 

@@ -20,8 +20,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import in_words
+from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config.params import Split
 from pipeline.data import duplicates
 from pipeline.data.duplicates import NearDuplicates
@@ -279,22 +278,15 @@ def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], 
     """Raise UserError with each class that has too few images: one for each split, or one in each given split."""
     counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
     given_splits = [split for split in SPLITS if split not in cut.splits]
-    missing = {label: [split for split in given_splits if not counts[label, split]] for label in classes}
-    images = {label: counts[label, ""] + counts[label, "train"] for label in classes}
-    no_image = [f"class {label!r} has no image to use in {', '.join(gaps)}" for label, gaps in missing.items() if gaps]
-    where = " in train" if cut.given_split else ""
-    too_few = [
-        f"class {label!r} has {images[label]} images to use{where}"
-        for label in classes
-        if not missing[label] and images[label] < len(cut.splits)
-    ]
-    remedy = f"add images, or remove the class folder{'s' if len(no_image) + len(too_few) > 1 else ''}"
-    faults = []
-    if no_image:
-        allowed = f"at least 1 in each of {', '.join(SPLITS)}"
-        faults.append(Fault("classes", in_words(no_image), "missing", allowed=allowed, remedy=remedy))
-    if too_few:
-        allowed = f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
-        faults.append(Fault("classes", in_words(too_few), "missing", allowed=allowed, remedy=remedy))
-    if faults:
-        raise UserError(*faults)
+    remedy, faults = "add images, or remove the class folder", []
+    for label in classes:
+        images = counts[label, ""] + counts[label, "train"]
+        if missing := [split for split in given_splits if not counts[label, split]]:
+            value = f"class {label!r} has no image to use in {', '.join(missing)}"
+            allowed = f"at least 1 in each of {', '.join(SPLITS)}"
+            faults.append(Fault("classes", value, "missing", allowed=allowed, remedy=remedy))
+        elif images < len(cut.splits):
+            value = f"class {label!r} has {images} images to use{' in train' if cut.given_split else ''}"
+            allowed = f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
+            faults.append(Fault("classes", value, "missing", allowed=allowed, remedy=remedy))
+    raise_if_any(faults)
