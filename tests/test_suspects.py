@@ -102,25 +102,14 @@ def test_grey_images_are_suspicious_only_among_colour_images() -> None:
 
 
 def test_where_most_sizes_are_equal_a_little_more_is_not_odd() -> None:
-    """Without a range between the quartiles, a size counts as odd from 30 % above or below the usual one."""
-
-    def odd(side: int) -> bool:
-        sides = {f"{n}": 100 for n in range(9)} | {"x": side}
-        infos = {path: ImageInfo("", n, n, look=Appearance(0, 1, 8, 99, 99)) for path, n in sides.items()}
-        return "odd_size" in issues(infos)["x"]
-
-    assert [side for side in (60, 69, 70, 99, 101, 130, 131, 200) if odd(side)] == [60, 69, 131, 200]
-
-
-def test_a_row_has_the_limit_that_its_value_passes() -> None:
-    """Of an odd size the lower or the upper one, with three digits after the point."""
-    sides = [100] * 9 + [60, 200]
-    rows = suspects.find([
-        suspects.UsedImage(f"{n}", "a", "train", side, side, used_image("", brightest=0.8).look)
-        for n, side in enumerate(sides)
-    ])  # fmt: skip
+    """Without a range between the quartiles, a size counts as odd from 30 % above or below the usual one. A row has the
+    limit that its value passes, with three digits after the point.
+    """
+    sides = [*[100] * 40, 60, 69, 70, 99, 101, 130, 131, 200]
+    look = used_image("", brightest=0.8).look
+    rows = suspects.find([suspects.UsedImage(f"{side}", "a", "train", side, side, look) for side in sides])
     assert [(row.issue, row.value, row.limit) for row in rows] == [
-        ("odd_size", 200.0, 130.0), ("odd_size", 60.0, 70.0),
+        ("odd_size", 200.0, 130.0), ("odd_size", 60.0, 70.0), ("odd_size", 131.0, 130.0), ("odd_size", 69.0, 70.0),
     ]  # fmt: skip
     (dark,) = suspects.find([used_image("x", brightest=1 / 9)])
     assert (dark.value, dark.limit) == (0.111, 0.32)
