@@ -46,15 +46,6 @@ def test_a_column_and_a_path_may_both_name_a_group() -> None:
     assert groups.named_groups(both, "none") == [("column 7",)]
 
 
-def test_a_search_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expression whose search doubles its steps with each letter: the key, the expression and the path are named."""
-    monkeypatch.setattr(groups, "SEARCH_SECONDS", 1)
-    paths = ["a/1.png", f"b/{'a' * 60}!.png", "c/2.png"]
-    with refuses(("split.group", "value")) as error:
-        groups.named_groups(layout(*paths), "((?:a+)+)$")
-    assert "'b/aaa" in error.value.faults[0].reason
-
-
 def patients(folder: Path, number: int = 12) -> Path:
     """Two classes, each with so many patients with three images each; patient 0 has images of both."""
     for label, first in (("cat", 0), ("dog", 100)):

@@ -6,30 +6,13 @@ group. An image without a name is a group of its own.
 """
 
 import hashlib
-import json
-import signal
-import subprocess
-import sys
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pipeline.base import children
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data.layout import ImageFile, Layout, count_with_verb
-
-SEARCH_SECONDS = 60  # of processor time, for all paths; a usual expression takes less than a second for 100,000 paths
-SEARCH = """
-import json, re, resource, sys
-seconds, expression, paths = json.load(sys.stdin)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-resource.setrlimit(resource.RLIMIT_CPU, (seconds if most == resource.RLIM_INFINITY else min(seconds, most), most))
-search = re.compile(expression).search
-for path in paths:
-    match = search(path)
-    print(json.dumps(match[1] or "" if match else ""), flush=True)
-"""
 
 Names = list[tuple[str, ...]]  # the groups that each image is in
 
@@ -55,31 +38,8 @@ def _names_in_paths(layout: Layout, setting: str) -> list[str]:
             raise UserError(Fault("split.group", "folder", "pair", reason, allowed))
         depth = layout.class_depth + 1
         return [path.split("/")[depth] if path.count("/") > depth else "" for path in paths]
-    return _search_paths(paths, setting)
-
-
-def _search_paths(paths: Sequence[str], expression: str) -> list[str]:
-    """The text of the capture group in each path; empty if the expression does not match.
-
-    The time of a search can grow exponentially with the length of a path, and Python cannot interrupt it. So another
-    process searches, and the system limits its processor time. Raises UserError at the limit.
-    """
-    question = json.dumps([SEARCH_SECONDS, expression, paths])
-    command = [sys.executable, "-I", "-S", "-c", SEARCH]
-    pipe = subprocess.PIPE
-    with children.start(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as search:
-        try:
-            answer, messages = search.communicate(question)
-        finally:
-            search.kill()  # after Ctrl-C
-    names = [json.loads(line) for line in answer.splitlines()]
-    if search.returncode == -signal.SIGXCPU:
-        reason = f"its search took more than {SEARCH_SECONDS} seconds, and reached {paths[len(names)]!r:.100}"
-        allowed = "an expression without a repetition inside a repetition"
-        raise UserError(Fault("split.group", f"{expression!r:.100}", "value", reason, allowed))
-    if search.returncode:
-        raise RuntimeError(f"split.group: the search ended with {search.returncode}: {messages[-1000:]}")
-    return names
+    matches = (re.search(setting, path) for path in paths)
+    return [(match[1] or "") if match else "" for match in matches]
 
 
 def rows_by_group(names: Names) -> dict[str, list[int]]:
