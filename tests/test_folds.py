@@ -6,18 +6,14 @@ import os
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from pipeline.base import files
@@ -26,16 +22,16 @@ from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data import corrections
 from pipeline.data.splitting import Cut
-from pipeline.evaluation import label_errors
 from pipeline.evaluation.pooling import FoldPredictions
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import answers, record, runner
+from pipeline.reruns import answers, record, runner, study, workcopy
 from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import studies
 from tests.helpers.datasets import put
 from tests.helpers.projects import call, create_project, link_code
 from tests.helpers.refusals import refuses
@@ -46,6 +42,8 @@ SMALL: dict[str, Any] = {
     "train__epochs": 2, "evaluate__onnx": False,
 }  # fmt: skip
 TABLES = ("predictions.csv", "label_errors.csv")
+FOLDER = workcopy.FOLDER / "folds"
+THREE_FOLDS = ("folds", "--folds", "3", "--jobs", "2")
 A_PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
 A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"}, figures={}, parts=(A_PART,))
 
@@ -54,7 +52,7 @@ STUDY = pytest.mark.slow("trains two folds under DVC; make test sweeps, with the
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which two folds were trained and tested, two at a time."""
     project = create_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
     call(project, "python", "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
@@ -72,45 +70,20 @@ def outputs(project: Path) -> dict[str, Any]:
 
 
 @STUDY
-def test_every_image_is_tested_once(study: Path) -> None:
+def test_every_image_is_tested_once(studied: Path) -> None:
     """The table has each drawn image once, the record counts them, and the accuracy is that of the table."""
-    rows = files.read_csv(study / "metrics/folds/predictions.csv")
+    rows = files.read_csv(studied / "metrics/folds/predictions.csv")
     assert Counter(row["path"] for row in rows).most_common(1)[0][1] == 1
-    summary = json.loads((study / "metrics/folds/summary.json").read_bytes())
+    summary = json.loads((studied / "metrics/folds/summary.json").read_bytes())
     assert len(rows) == summary["figures"]["images"] == sum(part["images"] for part in summary["parts"]) == 60
-    assert summary["origin"]["commit"] == call(study, "git", "rev-parse", "HEAD").stdout.strip()
+    assert summary["origin"]["commit"] == call(studied, "git", "rev-parse", "HEAD").stdout.strip()
     assert len(summary["origin"]["images"]) == 64
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert summary["figures"]["accuracy"] == pytest.approx(right / 60, abs=1e-9)
-    assert "perennial folds --folds 2 --seeds 1" in (study / "reports/folds.html").read_text()
+    assert "perennial folds --folds 2 --seeds 1" in (studied / "reports/folds.html").read_text()
     # In the folder of the user Git sees the tables alone: no params, no dvc.lock and no work copy.
-    assert call(study, "git", "status", "--short").stdout == "?? metrics/\n"
-    assert not (study / folds.FOLDER).exists()
-
-
-def in_copies(project: Path, *words: str) -> list[psutil.Process]:
-    """The processes that work in a work copy of a study and have all these words in their command."""
-    processes = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            command = process.cmdline()
-            if Path(process.cwd()).is_relative_to(project / folds.FOLDER) and all(word in command for word in words):
-                processes.append(process)
-    return processes
-
-
-def copies_after(project: Path, epoch: int) -> list[Path]:
-    """The work copies whose log has this epoch or a later one."""
-    logs = (project / folds.FOLDER).glob(f"*/{runner.LOG}")
-    return [log.parent for log in logs if any(int(k) >= epoch for k in re.findall(r"epoch (\d+)/", log.read_text()))]
-
-
-def start_study(project: Path) -> subprocess.Popen[bytes]:
-    """Three folds, two at a time."""
-    command = [sys.executable, "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2"]
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    with (project.parent / "messages").open("ab") as log:
-        return subprocess.Popen(command, cwd=project, env=environ, stdout=log, stderr=log)
+    assert call(studied, "git", "status", "--short").stdout == "?? metrics/\n"
+    assert not (studied / FOLDER).exists()
 
 
 @pytest.mark.slow("two studies of three trainings each under DVC, one of them killed three times")
@@ -120,35 +93,32 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     """
     settings = SMALL | {"train__epochs": 40, "run__epoch_checkpoint_seconds": 0}
     project = create_project(tmp_path / "killed" / "project", **settings)
-    source, last = random.Random(27), 0
-    for victim in ("command", "dvc", "training"):
-        for log in (project / folds.FOLDER).glob(f"*/{runner.LOG}"):
-            log.unlink()  # of the start before
-        process, last = start_study(project), last + source.randrange(1, 4)  # a training goes on from its last epoch
-        wait_for(lambda: process.poll() is not None or copies_after(project, last), "no epoch")  # noqa: B023
+    source, last, copies = random.Random(27), 0, project / FOLDER
+    for victim in ((), ("dvc", "repro"), ("pipeline", "train")):
+        studies.remove_logs(copies)
+        process = studies.start(project, *THREE_FOLDS)
+        last += source.randrange(1, 4)  # a training goes on from its last epoch
+        wait_for(lambda: process.poll() is not None or studies.copies_at(copies, last), "no epoch")  # noqa: B023
         assert process.poll() is None, "it ended before the kill"
-        copy = source.choice(copies_after(project, last))
-        if victim == "command":
-            process.kill()
+        if victim:
+            studies.kill(source.choice(studies.copies_at(copies, last)), *victim)
+            assert process.wait() == 1
         else:
-            words = ("dvc", "repro") if victim == "dvc" else ("pipeline", "train")
-            next(one for one in in_copies(project, *words) if Path(one.cwd()) == copy).kill()
-        status = process.wait()
-        assert status == (-signal.SIGKILL if victim == "command" else 1)
-        if victim == "command":
-            wait_for(lambda: not in_copies(project), "what it started goes on")
-        assert not in_copies(project)
+            process.kill()
+            process.wait()
+            wait_for(lambda: not studies.processes_in(copies), "what it started goes on")
+        assert not studies.processes_in(copies)
         assert not (project / "metrics/folds").exists()
     objects = (project / ".dvc/cache/files/md5").rglob("*")
     damaged = next(path for path in objects if path.is_file() and path.suffix != ".dir")
     damaged.chmod(0o644)
     damaged.write_bytes(b"")
-    done = call(project, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
+    done = call(project, "python", "-m", "pipeline", *THREE_FOLDS)
     assert str(damaged.relative_to(project)) in done.stderr
     whole = create_project(tmp_path / "whole" / "project", **settings)
-    call(whole, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
+    call(whole, "python", "-m", "pipeline", *THREE_FOLDS)
     assert outputs(project) == outputs(whole)
-    again = call(project, "python", "-m", "pipeline", "folds", "--folds", "3")
+    again = call(project, "python", "-m", "pipeline", *THREE_FOLDS)
     assert "epoch" not in again.stdout
     assert outputs(project) == outputs(whole)
 
@@ -164,7 +134,7 @@ def test_the_time_is_measured_on_the_cores_of_one_training(
         return [estimate.Part("train", 600.0, "")]
 
     monkeypatch.setattr(estimate, "measure_parts", parts)
-    plan = folds.make_study(config, 3, 2, 4, None)
+    plan = folds.make_plan(config, 3, 2, 4, None)
     folds.announce(config, Survey("here", 1, {"": 9}, Cut("", ("test",))), plan)
     assert calls == [(3, set(plan.slots[0].cores))]
     assert os.sched_getaffinity(0) == before
@@ -172,14 +142,14 @@ def test_the_time_is_measured_on_the_cores_of_one_training(
 
 
 @pytest.mark.slow("a study of one more fold")
-def test_a_recipe_is_repeated_by_its_name(study: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None:
     """From a folder with other params, the record of the study gives the same bytes again, and says so. The page has
     the command.
     """
-    project = shutil.copytree(study, tmp_path / "project", symlinks=True)
+    project = shutil.copytree(studied, tmp_path / "project", symlinks=True)
     recipe = project / record.RECIPES / "mine.json"
     recipe.parent.mkdir(parents=True)
-    recipe.write_bytes((study / "metrics/folds/summary.json").read_bytes())
+    recipe.write_bytes((studied / "metrics/folds/summary.json").read_bytes())
     other: dict[str, Any] = {"train__lr": 0.3, "train__epochs": 1, "split__seed": 5}
     write_params(project / params.FILE, on_cpu(read_params(), **(SMALL | other)))
     done = call(project, "python", "-m", "pipeline", "folds", "--recipe", "mine")
@@ -209,27 +179,20 @@ def test_folds_that_do_not_test_every_image_once_are_refused(
     """With the name of the image, after `split` and before anything is trained."""
     monkeypatch.chdir(tmp_path)
     write_params(tmp_path / params.FILE, on_cpu(raw, data__source="synthetic"))
-    copies = {(0, n): with_split(tmp_path / str(n), params.load(), test) for n, test in enumerate((first, second))}
-    stages: list[tuple[str, ...]] = []
-    monkeypatch.setattr(folds, "make_copies", lambda *_: copies)
+    tests, stages = {"seed0-fold0": first, "seed0-fold1": second}, list[tuple[str, ...]]()
+
+    def copy_project(folder: Path, _: Any) -> WorkCopy:
+        return with_split(folder, params.load(), tests[folder.name])
+
+    monkeypatch.setattr(workcopy, "copy_project", copy_project)
+    monkeypatch.setattr(workcopy, "share", lambda *_: None)
     monkeypatch.setattr(integrity, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(folds, "announce", lambda *_: None)
+    monkeypatch.setattr(record, "commit", lambda: "")
     monkeypatch.setattr(runner, "run_or_raise", lambda jobs, *_: stages.extend(job.stages for job in jobs))
     with refuses((key, kind)):
         folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None))
-    assert stages == [("split",), ("split",)]
-
-
-@STUDY
-def test_the_label_errors_are_those_of_the_answers(study: Path) -> None:
-    """label_errors.csv follows from predictions.csv."""
-    predictions = files.read_csv(study / "metrics/folds/predictions.csv")
-    classes = [name.removeprefix("p_") for name in predictions[0] if name.startswith("p_")]
-    chances = np.array([[float(row[f"p_{name}"]) for name in classes] for row in predictions])
-    errors = label_errors.find(chances, np.array([classes.index(row["label"]) for row in predictions]))
-    header, rows = label_errors.table(errors, [row["path"] for row in predictions], classes)
-    files.write_csv(study / ".dvc/tmp/errors.csv", header, rows)
-    assert (study / "metrics/folds/label_errors.csv").read_bytes() == (study / ".dvc/tmp/errors.csv").read_bytes()
+    assert stages == [("download", "weights"), ("split",), ("split",)]
 
 
 def test_several_seeds_are_one_record(
@@ -240,7 +203,7 @@ def test_several_seeds_are_one_record(
     """
     monkeypatch.chdir(tmp_path)
     link_code(tmp_path)
-    monkeypatch.setattr(answers, "_album", lambda *_: Album({}, {}))
+    monkeypatch.setattr(study, "album", lambda *_: Album({}, {}))
     config = params.parse(on_cpu(raw))
     copies = {}
     for seed, fold in itertools.product((4, 5), (0, 1)):
@@ -256,13 +219,13 @@ def test_several_seeds_are_one_record(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    study = answers.write(config, copies, predictions, "perennial folds", "a commit")
-    assert study.origin.commit == "a commit"
-    assert study.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
-    assert [(part.seed, part.fold, part.model, part.predictions) for part in study.parts] == [
+    result = answers.write(config, copies, predictions, "perennial folds", "a commit")
+    assert result.origin.commit == "a commit"
+    assert result.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
+    assert [(part.seed, part.fold, part.model, part.predictions) for part in result.parts] == [
         (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)
     ]
-    assert all(value == round(value, record.DIGITS) for value in study.figures.values())
+    assert all(value == round(value, answers.DIGITS) for value in result.figures.values())
     assert files.read_csv(Path("metrics/folds/label_errors.csv")) == []
     assert re.findall(r"0\.\d+ ± 0\.\d+", capsys.readouterr().out) == ["0.8750 ± 0.2500", "0.8750 ± 0.1768"]
 
@@ -305,7 +268,7 @@ def recipe(**values: Any) -> Record:
         ((1, None, 1, None), "--folds", "value"), ((0, None, 1, None), "--folds", "value"),
         ((None, 101, 1, None), "--seeds", "value"), ((None, 0, 1, None), "--seeds", "value"),
         ((None, None, 0, None), "--jobs", "value"),
-        ((2, None, 1, A_RECORD), "--recipe", "pair"), ((None, 2, 1, A_RECORD), "--recipe", "pair"),
+        ((2, None, 1, A_RECORD), "--folds", "pair"), ((None, 2, 1, A_RECORD), "--seeds", "pair"),
         ((None, None, 1, recipe()), "--folds", "value"),
         ((None, None, 1, recipe(split__folds="two")), "split.folds", "value"),
         ((None, None, 1, recipe(split__folds=2, nope__lr=1)), "nope", "unknown"),
@@ -316,13 +279,13 @@ def recipe(**values: Any) -> Record:
 def test_a_study_that_cannot_run_is_refused(options: Any, key: str, kind: Kind, raw: dict[str, Any]) -> None:
     """Before a copy is made: the option, or the param of params.yaml or of a recipe, whatever is wrong with it."""
     with refuses((key, kind)):
-        folds.make_study(params.parse(on_cpu(raw)), *options)
+        folds.make_plan(params.parse(on_cpu(raw)), *options)
 
 
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:
     """Whatever params.yaml has."""
     recipe = replace(A_RECORD, parts=(A_PART, replace(A_PART, seed=7)))
-    plan = folds.make_study(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
+    plan = folds.make_plan(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
     assert plan.changes(7, 1) == {"split.folds": 2, "train.lr": 0.1, "split.fold": 1, "train.seed": 7}
     assert (plan.folds, plan.seeds) == (2, [0, 7])
 
@@ -338,10 +301,10 @@ def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pyte
 
 def test_the_params_say_the_number_of_folds_unless_the_option_does() -> None:
     """split.folds if it is above 1, else 5; the seeds follow train.seed."""
-    for values, seeds, plan in (({}, None, (5, [0])), ({"split__folds": 7, "train__seed": 3}, 2, (7, [3, 4])),
+    for values, seeds, expected in (({}, None, (5, [0])), ({"split__folds": 7, "train__seed": 3}, 2, (7, [3, 4])),
                                 ({"train__seed": 2**32 - 1}, 2, (5, [2**32 - 1, 0]))):  # fmt: skip
-        study = folds.make_study(params.parse(on_cpu(read_params(), **values)), None, seeds, 1, None)
-        assert (study.folds, list(study.seeds)) == plan
+        plan = folds.make_plan(params.parse(on_cpu(read_params(), **values)), None, seeds, 1, None)
+        assert (plan.folds, list(plan.seeds)) == expected
 
 
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from pipeline.base import files
 from pipeline.data import corrections, credits, originals, split_table
 from pipeline.evaluation import label_errors, metrics, pooling
 from pipeline.evaluation.pooling import FoldPredictions
-from pipeline.reporting import settings, thumbnails
+from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import MOST_ANSWERS, Album
+from pipeline.reporting.reliance import NO_SHARE, Coverage
 from pipeline.reruns import folds_page
 from pipeline.reruns.folds_page import Content
 from tests.helpers import browser as browsers
@@ -54,11 +55,12 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
     source = originals.locate(Path(config.paths.images), Path(config.paths.inbox))
     examples = folds_page.choose_examples(predictions)
     paths = folds_page.image_paths(examples, predictions, errors)
-    pictures = thumbnails.pictures(source, paths, config.prepare.grey, 2, "folds")
+    pictures = thumbnails.pictures(source, dict.fromkeys(paths, True), config.prepare.grey, 2, "folds")
     return Content(
         config=config, predictions=predictions, figures=pooling.figures(predictions), examples=examples, errors=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
-        settings=settings.settings(config), command=f"perennial folds --folds {FOLDS}   # <all>",
+        command=f"perennial folds --folds {FOLDS}   # <all>",
+        coverage=Coverage(0.95, NO_SHARE, NO_SHARE, "no limit is known"),
     )  # fmt: skip
 
 
@@ -177,7 +179,7 @@ def test_a_page_of_very_many_stays_small(study: Content) -> None:
     assert len(sheet.all("figure")) == len(root.table("Each training")) == 100
     assert len(root.table("The 30 most frequent of 1,000")) == 30
     assert len(page) < 200_000
-    assert len(folds_page.image_paths(folds_page.choose_examples(predictions), predictions, errors)) <= 120
+    assert len({*folds_page.image_paths(folds_page.choose_examples(predictions), predictions, errors)}) <= 120
 
 
 # ---- in a browser ----

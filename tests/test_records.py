@@ -88,7 +88,7 @@ def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
 def test_the_command_of_a_row_trains_what_its_record_says(path: Path, raw: dict[str, Any]) -> None:
     """`perennial folds --recipe NAME` sets every param of the record, its seeds and its folds, on a CPU too."""
     recipe, config = record.read(path), params.parse(change(raw, train__lr=0.77))
-    study = folds.make_study(config, None, None, 1, recipe)
+    study = folds.make_plan(config, None, None, 1, recipe)
     trainings = [(seed, fold) for seed in study.seeds for fold in range(study.folds)]
     assert sorted((part.seed, part.fold) for part in recipe.parts) == trainings
     for seed, fold in trainings:

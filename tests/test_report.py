@@ -22,6 +22,7 @@ from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
 from pipeline.data import corrections, split_table
 from pipeline.data.suspects import Suspect
+from pipeline.evaluation.metrics import Share
 from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings, thumbnails
 from pipeline.reporting.facts import Facts
 from tests.conftest import change, read_params, write_params
@@ -210,7 +211,7 @@ def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs:
     lines = [charts.Line("training", values, epochs), charts.Line("validation", values, epochs)]
     bins = [(k / 15, (k + 1) / 15, 10 ** (k % 5), k / 14) for k in range(15)]
     drawn = [charts.curves("a", "A", lines, shares=share) for share in (False, True)]
-    rows = [(name, [charts.Share(0.01, 0, 0.9), charts.Share(1, 0.5, 1)]) for name in ("test", "validation")]
+    rows = [(name, [Share(100, 1, 0, 0.9), Share(1, 1, 0.5, 1)]) for name in ("test", "validation")]
     drawn += [charts.bars("b", "B", bins), charts.intervals("c", "C", rows)]
     steps = [int(step.text.replace(",", "")) for step in parsed(drawn[0].svg).all("text", y="217")]
     assert (steps[0], steps[-1], len(steps) <= 8) == (1, epochs, True)

@@ -2,28 +2,25 @@
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from benchmarks.harness import workspace
 from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
 from pipeline.config import document, params
-from pipeline.reruns import ranges, runner, trial_copies
+from pipeline.reruns import ranges, trial_copies
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import studies
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
@@ -35,7 +32,8 @@ SMALL: dict[str, Any] = {
 RANDOM = {"search": "random", "trials": 4, "params": {"train.lr": {"from": 0.005, "to": 0.05, "scale": "log"}}}
 LEARNING = {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}
 EPOCHS = 30  # of the trials that are killed: so many that none has ended before its kill
-COMMAND = (sys.executable, "-m", "pipeline", "sweep", "tried.yaml")
+SWEEP = ("sweep", "tried.yaml")
+COMMAND = (sys.executable, "-m", "pipeline", *SWEEP)
 OUTPUTS = ("metrics/sweep.csv", "reports/sweep.html")
 
 
@@ -110,13 +108,6 @@ def finish_sweep(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """A sweep that runs. What it says goes to the file `said` beside the project."""
-    environ = workspace.environment(folder.parent)
-    with (folder.parent / "said").open("w") as log:
-        return subprocess.Popen((*COMMAND, *words), cwd=folder, env=environ, stdout=log, stderr=log)
-
-
 def rows(folder: Path) -> list[dict[str, str]]:
     return files.read_csv(folder / "metrics/sweep.csv")
 
@@ -125,24 +116,6 @@ def experiments(folder: Path) -> dict[str, str]:
     """The name of the experiment of each finished trial → its commit."""
     lines = call(folder, "git", "for-each-ref", "--format=%(refname) %(objectname)", "refs/exps").stdout.splitlines()
     return {line.split()[0].split("/")[-1]: line.split()[1] for line in lines if "-best-" not in line}
-
-
-def processes_in(folder: Path, *words: str) -> list[psutil.Process]:
-    """The processes in a folder or below it that have all these words in their command."""
-    processes = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            is_there = Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE
-            command = process.cmdline()
-            if is_there and all(word in command for word in words):
-                processes.append(process)
-    return processes
-
-
-def copies_at(folder: Path, epoch: int) -> list[Path]:
-    """The work copies of trials whose log has this epoch or a later one."""
-    logs = (folder / trial_copies.FOLDER).glob(f"*/{runner.LOG}")
-    return [log.parent for log in logs if any(int(k) >= epoch for k in re.findall(r"epoch (\d+)/", log.read_text()))]
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +169,8 @@ def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Pa
     folder, generator, epoch = project(tmp_path / "project", RANDOM, train__epochs=EPOCHS), random.Random(27), 0
     copies = folder / trial_copies.FOLDER
     for victim in (("pipeline", "train"), ("dvc", "repro"), ()):
-        for log in copies.glob(f"*/{runner.LOG}"):
-            log.unlink()  # of the start before
-        running = start(folder, "--jobs", "2")
+        studies.remove_logs(copies)
+        running = studies.start(folder, *SWEEP, "--jobs", "2")
 
         def wait(condition: Callable[[], object], what: str, running: subprocess.Popen[bytes] = running) -> None:
             wait_for(lambda: running.poll() is not None or condition(), what)
@@ -206,18 +178,18 @@ def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Pa
 
         if victim:
             epoch += generator.randrange(1, 3)  # a trial goes on from its last epoch
-            wait(partial(copies_at, folder, epoch), "no epoch")
-            copy = generator.choice(copies_at(folder, epoch))
-            next(one for one in processes_in(copy, *victim) if Path(one.cwd()) == copy).kill()
+            wait(partial(studies.copies_at, copies, epoch), "no epoch")
+            copy = generator.choice(studies.copies_at(copies, epoch))
+            studies.kill(copy, *victim)
             wait(lambda copy=copy: not copy.exists(), "the trial that failed is not noticed")  # type: ignore[misc]
             epoch += generator.randrange(1, 3)
-            wait(partial(copies_at, folder, epoch), "no epoch of another trial")
+            wait(partial(studies.copies_at, copies, epoch), "no epoch of another trial")
         else:
             count = generator.randrange(1, 3)
             wait(lambda count=count: len(experiments(folder)) >= count, "no trial has finished")  # type: ignore[misc]
         running.kill()
         running.wait()
-        wait_for(lambda: not processes_in(copies), "what it started goes on")
+        wait_for(lambda: not studies.processes_in(copies), "what it started goes on")
         assert not (folder / OUTPUTS[0]).exists()
     commits = experiments(folder)
     assert commits
@@ -238,13 +210,13 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     content = {"search": "grid", "params": {"train.lr": [1000.0, 0.01]}}
     folder = project(tmp_path / "project", content)
     before = state(folder)
-    running = start(folder)
-    wait_for(lambda: running.poll() is not None or processes_in(folder / trial_copies.FOLDER), "no trial runs")
+    running, copies = studies.start(folder, *SWEEP), folder / trial_copies.FOLDER
+    wait_for(lambda: running.poll() is not None or studies.processes_in(copies), "no trial runs")
     for _ in range(2):
         running.send_signal(signal.SIGINT)
         time.sleep(0.1)
     assert running.wait() == STOPPED
-    assert not processes_in(folder / trial_copies.FOLDER)
+    assert not studies.processes_in(copies)
     assert state(folder) == before
     stdout = finish_sweep(folder)
     assert "the loss of step " in stdout

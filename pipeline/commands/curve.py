@@ -13,6 +13,7 @@ from argparse import Namespace
 from pipeline.base import errors
 from pipeline.config import machine, params, validity
 from pipeline.reruns import learning_curve, runner, workcopy
+from pipeline.reruns.study import Runs
 
 
 def main(arguments: Namespace) -> int:
@@ -20,5 +21,5 @@ def main(arguments: Namespace) -> int:
     config = params.load()
     errors.raise_if_any(validity.faults(config, machine.read()))
     with workcopy.study_folder("curve", "curve") as folder:
-        learning_curve.study(config, arguments.folds, runner.slots(config, arguments.jobs), folder)
+        learning_curve.run(config, arguments.folds, Runs("curve", folder, runner.slots(config, arguments.jobs)))
     return 0

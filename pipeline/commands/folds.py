@@ -33,18 +33,15 @@ from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
 from pipeline.reruns import answers, record, runner, unknown, workcopy
 from pipeline.reruns.record import Record
-from pipeline.reruns.runner import Job, Slot
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.reruns.runner import Slot
+from pipeline.reruns.study import MOST_FOLDS, Runs
 
-FOLDER = workcopy.FOLDER / "folds"
-FOLDS = 5
-MOST_FOLDS, MOST_SEEDS = 100, 100
-BEFORE, STAGES = ("download", "weights"), ("prepare", "train", "evaluate")
+FOLDS, MOST_SEEDS = 5, 100
 DIFFERENT = 3  # exit status
 
 
 @dataclass(frozen=True)
-class Study:
+class Plan:
     """The trainings of a study: params, folds, seeds, and what each may use."""
 
     values: Mapping[str, Any]  # dotted key → value: the changes of the params of this folder
@@ -57,18 +54,20 @@ class Study:
         return {**self.values, "split.folds": self.folds, "split.fold": fold, "train.seed": seed}
 
 
-def make_study(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Study:
+def refuse_options(folds: int | None, seeds: int | None, reason: str) -> None:
+    """Raise UserError if an option is given that the study decides."""
+    for option, value in (("--folds", folds), ("--seeds", seeds)):
+        if value is not None:
+            raise UserError(Fault(option, str(value), "pair", reason, remedy=f"leave out {option}"))
+
+
+def make_plan(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Plan:
     """The study that the options ask for. A recipe gives its own params, folds and seeds.
 
     Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
     """
     if recipe:
-        if options := [f"{name} {n}" for name, n in (("--folds", folds), ("--seeds", seeds)) if n is not None]:
-            raise UserError(
-                Fault(
-                    "--recipe", " × ".join(options), "pair", "the recipe says both", remedy="leave out --folds, --seeds"
-                )
-            )
+        refuse_options(folds, seeds, "the recipe says both")
         values = {key: value for key, value in recipe.params.items() if value != "any"}  # elastic: processes as here
         folds, numbers = params.with_values(config, values).split.folds, recipe.seeds
         seeds = len(numbers)
@@ -82,7 +81,7 @@ def make_study(config: Params, folds: int | None, seeds: int | None, jobs: int, 
             raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
     last = params.with_values(config, {**values, "split.folds": folds, "split.fold": folds - 1})
     errors.raise_if_any(validity.faults(last, machine.read()))
-    return Study(values, folds, numbers, runner.slots(last, jobs))
+    return Plan(values, folds, numbers, runner.slots(last, jobs))
 
 
 def check_images(data: Survey, folds: int) -> None:
@@ -97,45 +96,24 @@ def check_images(data: Survey, folds: int) -> None:
         raise UserError(Fault("--folds", value, "pair", allowed=allowed, remedy="remove that split"))
     if few := [label for label, size in data.sizes.items() if size < folds]:
         sizes = in_words([f"class {label!r} has {data.sizes[label]} images" for label in sorted(few)])
-        raise UserError(
-            Fault(
-                "--folds",
-                f"{folds}, but {sizes}",
-                "value",
-                allowed=f"at least {folds} images in each class, a test image for each fold",
-                remedy=f"take fewer folds (perennial folds --folds {min(data.sizes.values())}), add images, or remove "
-                f"the class{'es' if len(few) > 1 else ''}",
-            )
-        )
+        allowed = f"at least {folds} images in each class, a test image for each fold"
+        remedy = f"take fewer folds (perennial folds --folds {min(data.sizes.values())}), add images, or remove a class"
+        raise UserError(Fault("--folds", f"{folds}, but {sizes}", "value", allowed=allowed, remedy=remedy))
 
 
-def announce(config: Params, data: Survey, study: Study) -> None:
+def announce(config: Params, data: Survey, plan: Plan) -> None:
     """Print how long the study takes, from a few training steps on the cores that one training has. Takes seconds.
 
     Raises UserError if not every image can be a test image, or if a training step fails.
     """
-    check_images(data, study.folds)
+    check_images(data, plan.folds)
     print("folds: measuring a few training steps …", flush=True)
-    trainings, parallel = study.folds * len(study.seeds), len(study.slots)
-    with runner.cores_of(study.slots[0]):
-        one = estimate.measure_parts(params.with_values(config, study.changes(study.seeds[0], 0)), data)
+    trainings, parallel = plan.folds * len(plan.seeds), len(plan.slots)
+    with runner.cores_of(plan.slots[0]):
+        one = estimate.measure_parts(params.with_values(config, plan.changes(plan.seeds[0], 0)), data)
     rounds = math.ceil(trainings / parallel)
     time = estimate.describe_total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
-
-
-def make_copies(study: Study) -> dict[tuple[int, int], WorkCopy]:
-    """(seed, fold) → its work copy of the project, with the images and weights of the first one."""
-    print(f"folds: {study.folds}, seeds: {len(study.seeds)}; work copies in {FOLDER}/", flush=True)
-    copies = {
-        (seed, fold): workcopy.copy_project(FOLDER / f"seed{seed}-fold{fold}", study.changes(seed, fold))
-        for seed in study.seeds
-        for fold in range(study.folds)
-    }
-    first = next(iter(copies.values()))
-    runner.run_or_raise([Job("images and weights", first.folder, BEFORE)], study.slots[:1], "folds")
-    workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
-    return copies
 
 
 def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
@@ -153,40 +131,38 @@ def folds(arguments: Namespace) -> int:
     """Run the study that the arguments ask for. Returns the exit status."""
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
-    study = make_study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
+    plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     is_local = config.data.source != "archive"  # else paths.images may have images of another source
-    repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {study.folds} --seeds {len(study.seeds)}"
-    with workcopy.study_folder(FOLDER.name, "folds"):
+    repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
+    with workcopy.study_folder("folds", "folds") as folder:
         if is_local:
-            announce(config, survey.survey(config), study)
-        commit = record.commit()
-        copies = make_copies(study)
+            announce(config, survey.survey(config), plan)
+        commit, runs = record.commit(), Runs("folds", folder, plan.slots)
+        print(f"folds: {plan.folds}, seeds: {len(plan.seeds)}; work copies in {folder}/", flush=True)
+        copies = {
+            (seed, fold): runs.copy(f"seed{seed}-fold{fold}", plan.changes(seed, fold))
+            for seed in plan.seeds
+            for fold in range(plan.folds)
+        }
+        first = [copies[plan.seeds[0], fold] for fold in range(plan.folds)]
+        runs.bring_images(copies.values())
         if not is_local:
-            images = next(iter(copies.values())).folder / config.paths.images
-            announce(config, survey.survey_folder(images, corrections.read()), study)
-        first = {fold: copy for (seed, fold), copy in copies.items() if seed == study.seeds[0]}
-        splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
-        runner.run_or_raise(splits, study.slots, "folds")
+            images = first[0].folder / config.paths.images
+            announce(config, survey.survey_folder(images, corrections.read()), plan)
+        runs.split({f"fold {fold}": copy for fold, copy in enumerate(first)})
         answers.check(first)
-        trainings = [Job(f"seed {s}, fold {k}", copy.folder, ("split", *STAGES)) for (s, k), copy in copies.items()]
-        runner.run_or_raise(trainings, study.slots, "folds")
-        workcopy.check_cache("folds")
+        runs.train({f"seed {seed}, fold {fold}": copy for (seed, fold), copy in copies.items()})
         result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}", commit)
         return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 
 
 def leave_out_classes(arguments: Namespace) -> int:
     """Train once without each class, and write what the models say of its images. Returns the exit status."""
-    for option, value in (("--folds", arguments.folds), ("--seeds", arguments.seeds)):
-        if value is not None:
-            remedy = f"leave out {option}"
-            raise UserError(
-                Fault(option, str(value), "pair", "--leave-out-classes has a training per class", remedy=remedy)
-            )
+    refuse_options(arguments.folds, arguments.seeds, "--leave-out-classes has a training per class")
     config = params.load()
     errors.raise_if_any(validity.faults(config, machine.read()))
     with workcopy.study_folder("unknown", "folds") as folder:
-        unknown.study(config, runner.slots(config, arguments.jobs), folder)
+        unknown.run(Runs("folds", folder, runner.slots(config, arguments.jobs)))
     return 0
 
 

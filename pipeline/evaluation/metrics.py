@@ -41,6 +41,21 @@ class ClassFigures:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The number of images, of those with a property (a mean, if several models answer), and the 95 % interval."""
+
+    images: int
+    count: float
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        """The part of the images that has the property."""
+        return self.count / max(self.images, 1)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two models on the same images."""
 
@@ -89,6 +104,11 @@ def wilson(right: float, total: int) -> tuple[float, float]:
     `right` may be the mean of several counts.
     """
     return _wilson_low(right, total), 1 - _wilson_low(total - right, total)
+
+
+def share(count: float, images: int) -> Share:
+    """The share of a count in a number of images, one or more."""
+    return Share(images, count, *wilson(count, images))
 
 
 def confusion(predictions: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:

@@ -21,12 +21,8 @@ from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures
 
 RUN_AGAIN = "run the folds again (perennial folds)"
-TEST_ONCE = (
-    "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
-)
 MIN_PROBABILITY = 5e-324  # the smallest float above 0; a probability of 0 in the table is a smaller number
 LOGARITHM_FIGURES, DIGITS = ("nll", "ece"), 12  # the last bits of numpy's logarithms depend on the CPU
-NEAR_ONE = 1e-3  # how far the sum of an image's probabilities may be from 1
 
 
 @dataclass(frozen=True)
@@ -89,28 +85,23 @@ class Figures(EvalFigures):
 def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> FoldPredictions:
     """The predictions of every seed and fold: predictions.csv by (seed, fold). `labels`: image → class, of all images.
 
-    Raises UserError for a damaged table, for tables that do not belong together, and if an image is not tested exactly
-    once with each seed.
+    Raises UserError for a table that is damaged or of other images, and if an image is not tested once with each seed.
     """
     paths, seeds = tuple(sorted(labels)), tuple(sorted({seed for seed, _ in tables}))
-    classes = _classes(tables, labels)
-    class_index, row_of = {name: k for k, name in enumerate(classes)}, {path: row for row, path in enumerate(paths)}
+    names, numbers = np.unique([labels[path] for path in paths], return_inverse=True)
+    classes, row_of = tuple(names.tolist()), {path: row for row, path in enumerate(paths)}
     probabilities = np.zeros((len(seeds), len(paths), len(classes)))
-    folds = np.full((len(seeds), len(paths)), -1)
-    for (seed, fold), table in sorted(tables.items()):
-        image_folds = folds[seeds.index(seed)]
-        for path, label, row_probabilities in _rows(table, len(classes)):
-            if labels.get(path) != label:
-                split_class = f"of class {labels[path]}" if path in labels else "not there"
-                reason = f"it is {split_class} in the split"
-                raise UserError(Fault(str(table), f"{path} is of class {label}", "differs", reason, remedy=RUN_AGAIN))
+    folds, tests = np.zeros((2, len(seeds), len(paths)), np.int64)  # tests: how often an image was tested
+    for (seed, fold), table in tables.items():
+        k = seeds.index(seed)
+        for path, row_probabilities in _rows(table, classes, labels):
             row = row_of[path]
-            if image_folds[row] >= 0:
-                value = f"a test image of fold {image_folds[row]} and of fold {fold}"
-                raise UserError(Fault(path, value, "differs", remedy=TEST_ONCE))
-            image_folds[row], probabilities[seeds.index(seed), row] = fold, row_probabilities
-    _check(paths, seeds, folds)
-    numbers = np.array([class_index[labels[path]] for path in paths], np.int64)
+            probabilities[k, row], folds[k, row] = row_probabilities, fold
+            tests[k, row] += 1
+    is_wrong = ((tests != 1) | (folds != folds[0])).any(0)
+    if is_wrong.any():
+        value = "not a test image of one fold, the same with each seed"
+        raise UserError(Fault(paths[int(is_wrong.argmax())], value, "differs", remedy=RUN_AGAIN))
     return FoldPredictions(classes, paths, numbers, folds[0], seeds, probabilities)
 
 
@@ -156,53 +147,13 @@ def table(predictions: FoldPredictions) -> tuple[tuple[str, ...], list[tuple[obj
     ]
 
 
-def _classes(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The classes of the tables, which must be the same in all, and the classes of the images."""
-    first, *others = ((path, _header(path)) for _, path in sorted(tables.items()))
-    for path, header in others:
-        if header != first[1]:
-            raise UserError(Fault(str(path), f"its classes are not those of {first[0]}", "differs", remedy=RUN_AGAIN))
-    classes = tuple(name.removeprefix("p_") for name in first[1][3:])
-    if set(classes) != set(labels.values()):
-        raise UserError(Fault(str(first[0]), "its classes are not those of the split", "differs", remedy=RUN_AGAIN))
-    return classes
-
-
-def _header(path: Path) -> list[str]:
-    with schema.reading(path, RUN_AGAIN):
-        with path.open(encoding="utf-8", newline="") as lines:
-            header = next(csv.reader(lines, strict=True), [])
-        if header[:3] != ["path", "label", "prediction"] or len(set(header)) < len(header):
-            raise ValueError("its columns are not path, label, prediction and one for each class")
-        return header
-
-
-def _rows(table: Path, classes: int) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Path, label and probabilities of each image in a table, row by row: a large one does not fit in memory."""
+def _rows(table: Path, classes: Sequence[str], labels: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Path and probabilities of each image in a table, row by row: a large one does not fit in memory."""
     with schema.reading(table, RUN_AGAIN), table.open(encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines, strict=True)
-        next(rows, None)  # the header
+        if next(rows, None) != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
+            raise ValueError("its columns are not those of the classes of the split")
         for path, label, _, *cells in rows:
-            probabilities = np.array(cells, np.float64)
-            if len(probabilities) != classes or not _is_distribution(probabilities):
-                raise ValueError(f"{path}: not the probabilities of {classes} classes")
-            yield path, label, probabilities
-
-
-def _is_distribution(probabilities: NDArray[np.float64]) -> bool:
-    """Whether these numbers are at least 0, and their sum is about 1. NaN is neither."""
-    return bool(probabilities.min() >= 0 and abs(probabilities.sum() - 1) < NEAR_ONE)
-
-
-def _check(paths: Sequence[str], seeds: Sequence[int], folds: NDArray[np.int64]) -> None:
-    """Raise UserError if an image is not in the same fold [S, N] with every seed, or in none (-1)."""
-    for seed, image_folds in zip(seeds, folds, strict=True):
-        if len(missing := np.flatnonzero(image_folds < 0)):
-            value = f"a test image of no fold with seed {seed}"
-            reason = f"so are {len(missing):,} of {len(paths):,} images"
-            raise UserError(Fault(paths[missing[0]], value, "missing", reason, remedy=TEST_ONCE))
-        if len(differing := np.flatnonzero(image_folds != folds[0])):
-            row = differing[0]
-            value = f"in fold {image_folds[row]} with seed {seed}, but in fold {folds[0, row]} with seed {seeds[0]}"
-            reason = "a seed of the training must not change the split"
-            raise UserError(Fault(paths[row], value, "differs", reason, remedy=RUN_AGAIN))
+            if labels.get(path) != label:
+                raise ValueError(f"{path} is not of class {label} in the split")
+            yield path, np.array(cells, np.float64).reshape(len(classes))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.evaluation.metrics import Share
 from pipeline.reporting.rendering import Html, escape
 
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
@@ -34,15 +35,6 @@ class Line:
     name: str
     values: Sequence[float]
     exported_epoch: int
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share, and its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -106,11 +98,11 @@ def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]
         parts.append(label(x.start + 4, top + 14, name, "start", "haloed"))
         for number, share in enumerate(row):
             middle = top + 24 + (height - 24) * (number + 0.6) / len(row)
-            center = x(share.value)
+            center = x(share.share)
             parts.append(stroke(LINE_CLASSES[number], (x(share.low), middle), (x(share.high), middle)))
             parts.append(f'<circle class="dot c{number}" cx="{_round(center)}" cy="{_round(middle)}" r="5"/>')
-            parts.append(label(center, middle - 8, _number(share.value, True), "middle", "haloed"))
-    values = "; ".join(f"{name}: {', '.join(_number(share.value, True) for share in row)}" for name, row in rows)
+            parts.append(label(center, middle - 8, _number(share.share, True), "middle", "haloed"))
+    values = "; ".join(f"{name}: {', '.join(_number(share.share, True) for share in row)}" for name, row in rows)
     return _chart(anchor, title, f"{title}. {values}.", parts)
 
 

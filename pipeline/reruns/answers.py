@@ -1,89 +1,82 @@
 """The predictions of all folds: their checks, figures, tables, and the page."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
+from pipeline.config import document
 from pipeline.config.params import Params
-from pipeline.data import credits, originals, split_table
-from pipeline.evaluation import figures, label_errors, pooling
+from pipeline.evaluation import figures, label_errors, metrics, pooling
 from pipeline.evaluation.pooling import Figures, FoldPredictions
 from pipeline.models import acceptance
-from pipeline.reporting import reliance, settings, thumbnails
-from pipeline.reporting.gallery import Album
-from pipeline.reporting.reliance import Coverage
-from pipeline.reruns import folds_page, record
-from pipeline.reruns.record import Origin, Record
+from pipeline.reporting.reliance import NO_SHARE, Coverage
+from pipeline.reruns import folds_page, record, study
+from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock
 
 Copies = Mapping[tuple[int, int], WorkCopy]  # (seed, fold) → its work copy
 LABEL_ERRORS, COVERAGE, RECORD, PAGE = "label_errors.csv", "coverage.json", "summary.json", "folds.html"
+DIGITS = 10  # of a figure in the record
 
 
-def check(copies: Mapping[int, WorkCopy]) -> None:
-    """Raise UserError unless each image is a test image of exactly one fold. `copies`: fold → its work copy."""
-    fold_of: dict[str, int] = {}  # test image → its fold
-    images: set[str] = set()
-    for fold, copy in copies.items():
-        rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
-        images |= {row["path"] for row in rows}
-        for path in (row["path"] for row in rows if row["split"] == "test"):
-            if path in fold_of:
-                raise UserError(
-                    Fault(
-                        path,
-                        f"a test image of fold {fold_of[path]} and of fold {fold}",
-                        "pair",
-                        allowed="of one",
-                        remedy="if the data set gives its test images (folders, labels.csv), remove that split; if a "
-                        "class has few images, take fewer folds, or set split.stratify: true",
-                    )
-                )
-            fold_of[path] = fold
-    if missing := sorted(images - fold_of.keys()):
-        raise UserError(
-            Fault(
-                missing[0],
-                f"a test image of no fold (as {len(missing):,} of {len(images):,} images)",
-                "missing",
-                "a class has few images, and some were moved so that each split has one",
-                remedy="take fewer folds, or set split.stratify: true",
-            )
+def check(copies: Sequence[WorkCopy]) -> None:
+    """Raise UserError unless each image is a test image of exactly one fold. `copies`: one for each fold."""
+    rows = [row for copy in copies for row in study.rows(copy)]
+    images = sorted({row["path"] for row in rows})
+    folds = Counter(row["path"] for row in rows if row["split"] == "test")
+    if wrong := [path for path in images if folds[path] != 1]:
+        count = folds[wrong[0]]
+        value = f"a test image of {count} folds ({len(wrong):,} of {len(images):,} images are not of one fold)"
+        remedy = (
+            "if the data set gives its test images (folders, labels.csv), remove that split; if a class has few "
+            "images, take fewer folds, or set split.stratify: true"
         )
+        raise UserError(Fault(wrong[0], value, "pair" if count else "missing", allowed="of one", remedy=remedy))
 
 
 def read(copies: Copies) -> FoldPredictions:
     """The predictions of all trainings. Raises UserError if they do not belong together."""
-    first = next(iter(copies.values()))
-    rows = split_table.kept_rows(first.folder / first.config.paths.split)
-    tables = {key: copy.folder / copy.config.paths.metrics / figures.PREDICTIONS for key, copy in copies.items()}
-    return pooling.read(tables, {row["path"]: row["class"] for row in rows})
+    labels = {row["path"]: row["class"] for row in study.rows(next(iter(copies.values())))}
+    return pooling.read({key: study.predictions(copy) for key, copy in copies.items()}, labels)
 
 
 def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
-    """What the limits of the models make of their test images."""
-    parts = []
+    """What the limits of the models make of their test images. Another seed adds no image, so the counts are means."""
+    asked, accepted, covered = 0.0, 0, 0
     for (seed, fold), copy in copies.items():
-        limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
+        limits = acceptance.limits_of(study.models(copy))
+        if limits.reason:
+            return Coverage(limits.coverage, NO_SHARE, NO_SHARE, limits.reason)
         rows = predictions.folds == fold
-        probabilities = predictions.by_seed[predictions.seeds.index(seed)][rows]
-        parts.append((limits, probabilities, predictions.labels[rows]))
-    return reliance.coverage(parts, len(predictions.seeds))
+        probabilities, labels = predictions.by_seed[predictions.seeds.index(seed)][rows], predictions.labels[rows]
+        own, highest = probabilities[np.arange(len(labels)), labels].tolist(), probabilities.max(1).tolist()
+        asked = limits.coverage
+        accepted += sum(acceptance.reaches(probability, limits.highest) for probability in highest)
+        covered += sum(acceptance.reaches(probability, limits.member) for probability in own)
+    images, seeds = len(predictions.paths), len(predictions.seeds)
+    return Coverage(asked, metrics.share(accepted / seeds, images), metrics.share(covered / seeds, images))
 
 
 def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
     """The record of the study."""
-    locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in copies.items()}
-    first, copy = min(seed for seed, _ in copies), next(iter(copies.values()))
-    config = copy.config
-    splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
-    outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
-    images = originals.locate(copy.folder / config.paths.images, copy.folder / config.paths.inbox)
-    origin = Origin(record.digest(images, config.run.decoding_threads), commit)
-    return record.make_record(config, splits, pooled_figures, outs, origin)
+    first_seed, first = min(seed for seed, _ in copies), next(iter(copies.values()))
+    paths, data, parts = first.config.paths, {}, []
+    for part in pooled_figures.parts:
+        lock = dvc_lock.read(copies[part.seed, part.fold].folder / dvc_lock.LOCK)
+        if part.seed == first_seed:
+            data[f"{paths.split} of fold {part.fold}"] = lock["split"]["outs"][paths.split]
+        model = lock["train"]["outs"][f"{paths.models}/model.safetensors"]
+        predictions = lock["evaluate"]["outs"][f"{paths.metrics}/{figures.PREDICTIONS}"]
+        parts.append(Part(part.seed, part.fold, part.images, part.right, model, predictions))
+    # Rounded: the last bits of logarithms depend on the kind of CPU, even if the answers do not.
+    flat = {key: round(value, DIGITS) for key, value in document.leaves(asdict(pooled_figures)) if key != "parts"}
+    return Record(record.decisive(first.config), data, flat, tuple(parts), study.origin(first, commit))
 
 
 def write(config: Params, copies: Copies, predictions: FoldPredictions, command: str, commit: str) -> Record:
@@ -98,8 +91,7 @@ def write(config: Params, copies: Copies, predictions: FoldPredictions, command:
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
     examples, covered = folds_page.choose_examples(predictions), coverage(copies, predictions)
-    origin = {"params": study_record.params, "origin": asdict(study_record.origin)}
-    files.write_json(folder / COVERAGE, asdict(covered) | origin)
+    files.write_json(folder / COVERAGE, asdict(covered) | study.conditions(first.config, study_record.origin))
     content = folds_page.Content(
         config=first.config,
         predictions=predictions,
@@ -107,22 +99,13 @@ def write(config: Params, copies: Copies, predictions: FoldPredictions, command:
         examples=examples,
         errors=errors,
         coverage=covered,
-        album=_album(first, folds_page.image_paths(examples, predictions, errors)),
-        settings=settings.settings(first.config),
+        album=study.album(first, folds_page.image_paths(examples, predictions, errors)),
         command=command,
     )
     files.write_text(Path(config.paths.reports) / PAGE, folds_page.page(content))
     record.write(folder / RECORD, study_record)
     print(f"\n{_describe(pooled_figures, covered, len(errors), config)}")
     return study_record
-
-
-def _album(copy: WorkCopy, paths: Mapping[str, bool]) -> Album:
-    """The thumbnails of these images, and who took them."""
-    images, inbox = copy.folder / copy.config.paths.images, copy.folder / copy.config.paths.inbox
-    workers = copy.config.run.decoding_threads
-    pictures = thumbnails.pictures(originals.locate(images, inbox), paths, copy.config.prepare.grey, workers, "folds")
-    return Album(pictures, credits.credits(images / originals.LICENSE))
 
 
 def _describe(figures: Figures, coverage: Coverage, errors: int, config: Params) -> str:

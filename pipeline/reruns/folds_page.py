@@ -11,10 +11,9 @@ from pipeline.data import corrections
 from pipeline.evaluation import label_errors, metrics
 from pipeline.evaluation.label_errors import LabelError
 from pipeline.evaluation.pooling import Figures, FoldPredictions
-from pipeline.reporting import gallery, outcome, reliance, rendering, result
+from pipeline.reporting import gallery, outcome, rendering, result, settings
 from pipeline.reporting.gallery import Album, HardAnswers
 from pipeline.reporting.reliance import Coverage
-from pipeline.reporting.settings import Setting
 from pipeline.reruns import record
 
 MOST_ERRORS = 100  # probable label errors that are shown
@@ -32,9 +31,8 @@ class Content:
     examples: HardAnswers
     errors: Sequence[LabelError]  # by rank
     album: Album
-    settings: Sequence[Setting]
     command: str  # that makes the page again
-    coverage: Coverage = reliance.NO_COVERAGE
+    coverage: Coverage
 
 
 def page(content: Content) -> str:
@@ -61,7 +59,7 @@ def page(content: Content) -> str:
         choices=json.dumps(predictions.classes if len(predictions.classes) <= MOST_CHOICES else (), ensure_ascii=False),
         corrections=corrections,
         # The table of folds has what varies.
-        settings=[setting for setting in content.settings if setting.name not in record.VARIED],
+        settings=[row for row in settings.settings(content.config) if row.name not in record.VARIED],
         command=content.command,
     )
 
@@ -73,10 +71,10 @@ def choose_examples(predictions: FoldPredictions) -> HardAnswers:
     return gallery.hard_answers([outcome.make_answer(*row) for row in rows])
 
 
-def image_paths(examples: HardAnswers, predictions: FoldPredictions, errors: Sequence[LabelError]) -> dict[str, bool]:
-    """The path of every image that the page shows, as `thumbnails.pictures` needs them."""
+def image_paths(examples: HardAnswers, predictions: FoldPredictions, errors: Sequence[LabelError]) -> list[str]:
+    """The path of every image that the page shows."""
     paths = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
-    return dict.fromkeys([*paths, *(predictions.paths[error.row] for error in errors[:MOST_ERRORS])], True)
+    return paths + [predictions.paths[error.row] for error in errors[:MOST_ERRORS]]
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ steps.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,14 @@ from typing import Any
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.data import originals, split_table
-from pipeline.evaluation import figures, metrics
+from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
 from pipeline.reruns import answers as answers_of_folds
-from pipeline.reruns import record, runner, workcopy
-from pipeline.reruns.runner import Job, Slot
+from pipeline.reruns import record, study
+from pipeline.reruns.study import MOST_FOLDS, Runs
 from pipeline.reruns.workcopy import WorkCopy
 
 SHARES = (0.12, 0.25, 0.5, 1.0)
-MOST_FOLDS = 100
 SUMMARY, PAGE = "summary.json", "curve.html"
 
 Labels = Mapping[str, str]  # path of an image → class
@@ -72,73 +70,47 @@ class ClassGain:
     half: float
     whole: float
 
-    @property
-    def rise(self) -> float:
-        """How much the recall rose."""
-        return self.whole - self.half
 
-
-def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> None:
+def run(config: Params, folds: int, runs: Runs) -> None:
     """Train with each share, and write the summary and the page. Raises UserError for a number of folds."""
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
-    code = record.commit()
+    commit = record.commit()
     cuts = [{"split.folds": folds, "split.fold": fold} for fold in range(folds)] if folds > 1 else [{}]  # {}: as here
     copies = {
-        (share, fold): workcopy.copy_project(folder / f"{share}-{fold}", {"split.train_share": share, **cut})
+        (share, fold): runs.copy(f"{share}-{fold}", {"split.train_share": share, **cut})
         for share in SHARES
         for fold, cut in enumerate(cuts)
     }
-    first = next(iter(copies.values()))
-    runner.run_or_raise([Job("images and weights", first.folder, ("download", "weights"))], slots[:1], "curve")
-    workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
-    print(f"curve: {len(copies)} trainings, {len(slots)} at a time", flush=True)
-    splits = [
-        Job(f"{share:.0%}, fold {fold}: split", copy.folder, ("split",)) for (share, fold), copy in copies.items()
-    ]
-    runner.run_or_raise(splits, slots, "curve")
+    by_name = {f"{share:.0%}, fold {fold}": copy for (share, fold), copy in copies.items()}
+    runs.bring_images(copies.values())
+    print(f"curve: {len(copies)} trainings, {len(runs.slots)} at a time", flush=True)
+    runs.split(by_name)
     if folds > 1:
-        answers_of_folds.check({fold: copies[1.0, fold] for fold in range(folds)})
-    check_batch(config, min(training_images(copy) for copy in copies.values()))
-    stages = ("split", "prepare", "train", "evaluate")
-    jobs = [Job(f"{share:.0%}, fold {fold}", copy.folder, stages) for (share, fold), copy in copies.items()]
-    runner.run_or_raise(jobs, slots, "curve")
-    workcopy.check_cache("curve")
+        answers_of_folds.check([copies[1.0, fold] for fold in range(folds)])
+    check_batch(config, min(map(training_images, copies.values())))
+    runs.train(by_name)
     labels, answers = dict[str, str](), dict[float, Labels]()
     for share in SHARES:
-        rows = [row for fold in range(folds) for row in predictions(copies[share, fold])]
+        rows = [row for fold in range(folds) for row in files.read_csv(study.predictions(copies[share, fold]))]
         labels |= {row["path"]: row["label"] for row in rows}
         answers[share] = {row["path"]: row["prediction"] for row in rows}
     counts = {share: sum(training_images(copies[share, fold]) for fold in range(folds)) // folds for share in SHARES}
-    images = originals.locate(first.folder / first.config.paths.images, first.folder / first.config.paths.inbox)
-    origin = record.origin_of(copies[1.0, 0].config, images, code)
-    write(config, [point(share, counts[share], labels, answers[share]) for share in SHARES], labels, answers, origin)
+    whole = copies[1.0, 0]
+    write(config, counts, labels, answers, study.conditions(whole.config, study.origin(whole, commit)))
 
 
 def check_batch(config: Params, fewest: int) -> None:
     """Raise UserError if the smallest share has fewer images than a batch: known before a training."""
     if fewest < config.train.batch_size:
         reason = f"{SHARES[0]:.0%} of the training images are {fewest:,}, fewer than a batch"
-        remedy = "lower it, or add images"
-        raise UserError(
-            Fault("train.batch_size", str(config.train.batch_size), "value", reason, f"1 to {fewest}", remedy)
-        )
-
-
-def predictions(copy: WorkCopy) -> list[dict[str, str]]:
-    """The rows of the copy's predictions.csv."""
-    return files.read_csv(copy.folder / copy.config.paths.metrics / figures.PREDICTIONS)
+        value, remedy = str(config.train.batch_size), "lower it, or add images"
+        raise UserError(Fault("train.batch_size", value, "value", reason, f"1 to {fewest}", remedy))
 
 
 def training_images(copy: WorkCopy) -> int:
     """The number of training images of a copy."""
-    return sum(row["split"] == "train" for row in split_table.kept_rows(copy.folder / copy.config.paths.split))
-
-
-def point(share: float, images: int, labels: Labels, answers: Labels) -> Point:
-    """The point of the curve, from the class and the answer of each test image."""
-    right = sum(answers[path] == label for path, label in labels.items())
-    return Point(share, images, right / len(labels), *metrics.wilson(right, len(labels)))
+    return sum(row["split"] == "train" for row in study.rows(copy))
 
 
 def gain(labels: Labels, half: Labels, whole: Labels) -> Gain:
@@ -157,13 +129,26 @@ def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
         paths = [path for path, label in labels.items() if label == name]
         recalls = (sum(answers[path] == name for path in paths) / len(paths) for answers in (half, whole))
         gains.append(ClassGain(name, len(paths), *recalls))
-    return sorted(gains, key=lambda row: -row.rise)
+    return sorted(gains, key=lambda row: row.half - row.whole)
 
 
 def write(
-    config: Params, points: Sequence[Point], labels: Labels, answers: Mapping[float, Labels], origin: dict[str, Any]
+    config: Params,
+    counts: Mapping[float, int],
+    labels: Labels,
+    answers: Mapping[float, Labels],
+    conditions: dict[str, Any],
 ) -> None:
-    """Write the summary and the page into the folders of `config`, and print the curve. `origin`: record.origin_of."""
+    """Write the summary and the page into the folders of `config`, and print the curve.
+
+    `counts` and `answers`: share → number of training images, and the answers for the test images. `labels`: of these.
+    """
+    accuracies = {
+        share: metrics.share(sum(answers[share][path] == label for path, label in labels.items()), len(labels))
+        for share in SHARES
+    }
+    points = [Point(share, counts[share], one.share, one.low, one.high) for share, one in accuracies.items()]
+    rows = [(f"{share:.0%}: {counts[share]:,} images", [one]) for share, one in accuracies.items()]
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
     summary = {
@@ -172,11 +157,7 @@ def write(
         "last_doubling": asdict(last),
         "classes": [asdict(row) for row in classes],
     }
-    files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | origin)
-    rows = [
-        (f"{row.share:.0%}: {row.training_images:,} images", [charts.Share(row.accuracy, row.low, row.high)])
-        for row in points
-    ]
+    files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | conditions)
     page = rendering.page(
         "curve.html.jinja", model=config.train.model, images=len(labels), points=points, gain=last, classes=classes,
         chart=charts.intervals("curve", "Accuracy by share of the training images", rows),

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.evaluation import metrics
+from pipeline.evaluation.metrics import Share
 from pipeline.reporting import charts, rendering
-from pipeline.reporting.charts import Chart, Share
+from pipeline.reporting.charts import Chart
 
 Table = Sequence[Mapping[str, str]]  # the rows of a CSV file
 MOST = 50  # images that only one model has right, of each model
@@ -39,7 +40,7 @@ class Run:
         images = self.images.get(IMAGES.get(key, ""))
         if key not in self.figures or not images:
             return None
-        return Share(self.figures[key], *metrics.wilson(round(self.figures[key] * images), images))
+        return metrics.share(round(self.figures[key] * images), images)
 
     @property
     def hits(self) -> list[bool]:
@@ -127,7 +128,7 @@ def _classes(runs: Sequence[Run]) -> list[dict[str, object]]:
     for label in sorted(set(labels)):
         images = [k for k, other in enumerate(labels) if other == label]
         right = [sum(run.hits[k] for k in images) for run in runs]
-        recalls = [Share(count / len(images), *metrics.wilson(count, len(images))) for count in right]
+        recalls = [metrics.share(count, len(images)) for count in right]
         points = 100 * (right[1] - right[0]) / len(images)
         rows.append({"name": label, "images": len(images), "recalls": recalls, "points": points})
     return rows

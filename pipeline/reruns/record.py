@@ -5,17 +5,15 @@ same kind. The recipes in results/recipes/ are such files.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema, threads
-from pipeline.config import document, identity
+from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.data.originals import Originals
-from pipeline.evaluation.figures import PREDICTIONS
-from pipeline.evaluation.pooling import Figures
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import Hashes
 
@@ -25,7 +23,6 @@ ORIGIN = "origin.json"  # beside the recorded dvc.lock
 CODE = ("pipeline", "requirements", "docker", "dvc.yaml")  # what a run is made by
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself
 STAGES = ("split", "prepare", "train", "evaluate")
-DIGITS = 10  # of a figure
 MOST_SHOWN = 5
 
 
@@ -95,35 +92,6 @@ def commit() -> str:
     return programs.code_version(*CODE)
 
 
-def origin_of(config: Params, images: Originals, code: str) -> dict[str, Any]:
-    """The params and the origin of a study, for its summary. `code`: as `commit` returned it."""
-    return {
-        "params": decisive(config),
-        "origin": asdict(Origin(digest(images, config.run.decoding_threads), code)),
-    }
-
-
-def make_record(
-    config: Params,
-    splits: Sequence[str],
-    figures: Figures,
-    outs: Mapping[tuple[int, int], Hashes],
-    origin: Origin,
-) -> Record:
-    """The record. `splits`: the MD5 of split.csv of each fold. `outs`: those of all outputs by (seed, fold)."""
-    model = f"{config.paths.models}/model.safetensors"
-    predictions = f"{config.paths.metrics}/{PREDICTIONS}"
-    parts = [
-        Part(part.seed, part.fold, part.images, part.right, hashes[model], hashes[predictions])
-        for part in figures.parts
-        for hashes in [outs[part.seed, part.fold]]
-    ]
-    # Rounded: the last bits of logarithms depend on the kind of CPU, even if the answers do not.
-    flat = {key: round(value, DIGITS) for key, value in document.leaves(asdict(figures)) if key != "parts"}
-    data = {f"{config.paths.split} of fold {fold}": md5 for fold, md5 in enumerate(splits)}
-    return Record(decisive(config), data, flat, tuple(parts), origin)
-
-
 def read(path: Path) -> Record:
     """The record in a file. Raises UserError if it is missing or damaged.
 
@@ -145,16 +113,15 @@ def write(path: Path, record: Record) -> None:
 
 def differences(expected: Record, actual: Record) -> Iterator[str]:
     """Sentences that say in what two records differ; none if they are the same. Their origin is not compared."""
-    parts = [{(part.seed, part.fold): part for part in one.parts} for one in (expected, actual)]
-    models, answers = (
-        [{f"seed {seed} fold {fold}": getattr(part, name) for (seed, fold), part in one.items()} for one in parts]
-        for name in ("model", "predictions")
-    )
-    kinds: dict[str, Sequence[Mapping[str, Any]]] = {
+
+    def by_training(record: Record, name: str) -> dict[str, Any]:
+        return {f"seed {part.seed} fold {part.fold}": getattr(part, name) for part in record.parts}
+
+    kinds: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         "params": (expected.params, actual.params),
         "images or their split": (expected.data, actual.data),
-        "models": models,
-        "answers": answers,
+        "models": (by_training(expected, "model"), by_training(actual, "model")),
+        "answers": (by_training(expected, "predictions"), by_training(actual, "predictions")),
     }
     for kind, (old, new) in kinds.items():
         if differing := [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]:

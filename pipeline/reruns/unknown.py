@@ -8,7 +8,7 @@ compared; the limit is on the first one, the highest probability.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +18,17 @@ from torch import Tensor
 
 from pipeline.base import files, threads
 from pipeline.base.errors import Fault, UserError
-from pipeline.config.params import Params
-from pipeline.data import credits, images, originals, split_table
+from pipeline.data import images, split_table
 from pipeline.data.split_table import LEAVE_OUT
 from pipeline.engine import determinism
 from pipeline.engine.world import World
 from pipeline.evaluation import inference, metrics
+from pipeline.evaluation.metrics import Share
 from pipeline.loader.storage import ImageStore
 from pipeline.models import acceptance, exported
-from pipeline.reporting import reliance, rendering, thumbnails
-from pipeline.reporting.gallery import Album
-from pipeline.reporting.reliance import Share
-from pipeline.reruns import record, runner, workcopy
-from pipeline.reruns.runner import Job, Slot
+from pipeline.reporting import rendering
+from pipeline.reruns import record, study
+from pipeline.reruns.study import Runs
 from pipeline.reruns.workcopy import WorkCopy
 
 BASE = "all"  # the work copy that leaves out nothing: it gets the images, and says which classes there are
@@ -69,39 +67,36 @@ class Result:
     auroc: dict[str, float]  # score → AUROC; of all trainings: the mean
 
 
-def study(config: Params, slots: Sequence[Slot], folder: Path) -> None:
+def run(runs: Runs) -> None:
     """Train without each class, and write the table, the summary and the page. Raises UserError if it is impossible."""
-    code = record.commit()
-    base = workcopy.copy_project(folder / BASE, {"split.leave_out": "none", **ONE_SPLIT})
-    runner.run_or_raise([Job("images and weights", base.folder, ("download", "weights", "split"))], slots[:1], "folds")
-    classes = sorted({row["class"] for row in split_table.kept_rows(base.folder / base.config.paths.split)})
+    commit = record.commit()
+    base = runs.copy(BASE, {"split.leave_out": "none", **ONE_SPLIT})
+    runs.bring_images([base])
+    runs.split({BASE: base})
+    classes = sorted({row["class"] for row in study.rows(base)})
     if len(classes) < 3:
         raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
         reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
         raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
     copies = {
-        label: workcopy.copy_project(folder / f"without{number}", {"split.leave_out": label, **ONE_SPLIT})
+        label: runs.copy(f"without{number}", {"split.leave_out": label, **ONE_SPLIT})
         for number, label in enumerate(classes)
     }
-    print(f"folds: {len(copies)} trainings, each without a class; {len(slots)} at a time", flush=True)
-    workcopy.share((base.config.paths.images, base.config.paths.weights), [base, *copies.values()])
-    splits = [Job(f"without {label}: split", copy.folder, ("split",)) for label, copy in copies.items()]
-    runner.run_or_raise(splits, slots, "folds")
+    by_name = {f"without {label}": copy for label, copy in copies.items()}
+    print(f"folds: {len(copies)} trainings, each without a class; {len(runs.slots)} at a time", flush=True)
+    runs.bring_images([base, *copies.values()])
+    runs.split(by_name)
     for copy in copies.values():
         check_validation_images(copy, len(classes) - 1)
-    stages = ("split", "prepare", "train", "evaluate")
-    trainings = [Job(f"without {label}", copy.folder, stages) for label, copy in copies.items()]
-    runner.run_or_raise(trainings, slots, "folds")
-    workcopy.check_cache("folds")
+    runs.train(by_name)
     pairs = [ask(label, copy) for label, copy in copies.items()]
-    write(base, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], code)
+    write(base, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], commit)
 
 
 def check_validation_images(copy: WorkCopy, classes: int) -> None:
     """Raise UserError if there are too few validation images for a limit: known before a training."""
-    rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
-    count = min(sum(row["split"] == "val" for row in rows), acceptance.MOST_IMAGES)
+    count = min(sum(row["split"] == "val" for row in study.rows(copy)), acceptance.MOST_IMAGES)
     if reason := acceptance.shortage(count, classes, copy.config.evaluate.coverage):
         raise UserError(Fault("split.fractions.val", str(copy.config.split.fractions.val), "value", reason, "more"))
 
@@ -110,7 +105,7 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
     """The result of the model without this class, and its answers: for its test images, and for those of the class."""
     rows = split_table.all_rows(copy.folder / copy.config.paths.split)
     questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
-    limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
+    limits = acceptance.limits_of(study.models(copy))
     if limits.reason:
         raise UserError(Fault(f"without {label}", "no limit", "failed", limits.reason, remedy="run again"))
     values, classes = logits(copy, [row["path"] for row in questions])
@@ -127,10 +122,9 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
 
 def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
     """The logits float64 [n, classes] of the copy's model for these originals, as `evaluate` computes them."""
-    config, model = copy.config, exported.load(copy.folder / copy.config.paths.models)
+    config, model = copy.config, exported.load(study.models(copy))
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    view = model.view
-    source = originals.locate(copy.folder / config.paths.images, copy.folder / config.paths.inbox)
+    view, source = model.view, study.images(copy)
     world = World(rank=0, local_rank=0, size=1, device=torch.device(config.train.device))
 
     def load(path: str) -> tuple[NDArray[np.uint8], tuple[int, int]]:
@@ -159,33 +153,29 @@ def summarize(label: str, validation_images: int, answers: Sequence[Answer], are
     return Result(
         label,
         validation_images,
-        reliance.share(accepted, len(repeats)),
-        reliance.share(recognized, len(others)),
+        metrics.share(accepted, len(repeats)),
+        metrics.share(recognized, len(others)),
         dict(areas),
     )
 
 
-def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], code: str) -> None:
+def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], commit: str) -> None:
     """Write the summary, the table and the page into the project's folders, and print the figures.
 
-    `code`: the commit of the work copies.
+    `commit`: that of the work copies' code.
     """
     config = base.config
     folder = Path(config.paths.metrics) / "unknown"
     means = {name: sum(result.auroc[name] for result in results) / len(results) for name in SCORES}
     total = summarize("", min(result.validation_images for result in results), answers, means)
-    columns = ("without", "path", "label", "prediction", "probability", "accepted")
-    files.write_csv(folder / TABLE, columns, ([getattr(answer, name) for name in columns] for answer in answers))
+    files.write_csv(folder / TABLE, [field.name for field in fields(Answer)], map(astuple, answers))
     kinds = kinds_of_answers(answers)
-    photos = base.folder / config.paths.images
-    source = originals.locate(photos, base.folder / config.paths.inbox)
     summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
-    files.write_json(folder / SUMMARY, summary | record.origin_of(config, source, code))
-    paths = dict.fromkeys((answer.path for _, part, _ in kinds for answer in part), True)
-    pictures = thumbnails.pictures(source, paths, config.prepare.grey, config.run.decoding_threads, "folds")
+    files.write_json(folder / SUMMARY, summary | study.conditions(config, study.origin(base, commit)))
     page = rendering.page(
         "unknown.html.jinja", results=results, total=total, kinds=kinds, scores=SCORES, model=config.train.model,
-        album=Album(pictures, credits.credits(photos / originals.LICENSE)), coverage=config.evaluate.coverage,
+        album=study.album(base, [answer.path for _, part, _ in kinds for answer in part]),
+        coverage=config.evaluate.coverage,
     )  # fmt: skip
     files.write_text(Path(config.paths.reports) / PAGE, page)
     for result in (*results, total):

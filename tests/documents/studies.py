@@ -23,7 +23,7 @@ def percent(count: float, low: float, high: float) -> str:
 
 
 def share(part: dict[str, Any]) -> str:
-    """A share of reliance.Share, with its interval."""
+    """A share of metrics.Share, with its interval."""
     return percent(part["count"] / part["images"], part["low"], part["high"])
 
 
