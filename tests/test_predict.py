@@ -28,7 +28,6 @@ from pipeline.commands import predict
 from pipeline.config import machine
 from pipeline.evaluation import classify, photos
 from pipeline.models import acceptance, description
-from pipeline.models.description import View
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES, append, make, run
@@ -67,21 +66,6 @@ def command(*arguments: object) -> list[str]:
     """`perennial predict …`, from model.onnx of the working folder unless another model is given."""
     model = () if "--model" in arguments else ("--model", ONNX)
     return [sys.executable, "-m", "pipeline", "predict", *map(str, (*model, *arguments))]
-
-
-def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One decode gives the pixels and the size of the original, also of a JPEG that is decoded at a reduced scale."""
-    Image.new("RGB", (640, 400), "red").save(tmp_path / "a.jpg")
-    opened, real = list[object](), Image.open
-
-    def counted(*arguments: Any, **named: Any) -> Image.Image:
-        opened.append(arguments)
-        return real(*arguments, **named)
-
-    monkeypatch.setattr(Image, "open", counted)
-    loaded = photos.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
-    assert len(opened) == 1
-    assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
 
 
 @pytest.mark.parametrize(("model", "kind"), [(None, "machine"), (ONNX, "pair")], ids=["a folder", "model.onnx"])
@@ -320,14 +304,6 @@ def test_a_model_that_is_not_there_is_named(
 # ---- odd names, odd outputs, what is not a file ----
 
 
-def printed(folder: Path, encoding: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The lines that prediction prints on an output of this encoding."""
-    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setattr(sys, "stdout", output)
-    assert ask(folder, model=ONNX, form="json" if as_json else "text") == 0
-    return output.buffer.getvalue().decode(encoding).splitlines()
-
-
 @pytest.mark.parametrize(
     ("encoding", "names"),
     [("utf-8", [r"a.png", r"caf\udce9.png", "é 花.png"]), ("ascii", [r"\xe9 \u82b1.png", r"a.png", r"caf\udce9.png"])],
@@ -339,10 +315,17 @@ def test_any_name_is_printed_on_any_output(
     the output lacks. JSON gives the names back."""
     for name in ("a.png", "é 花.png", os.fsdecode(b"caf\xe9.png")):
         draw(tmp_path / name)
-    lines = printed(tmp_path, encoding, False, monkeypatch)
-    assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{tmp_path}/{name}" for name in names)
-    answers = [json.loads(line) for line in printed(tmp_path, encoding, True, monkeypatch)]
-    assert sorted(answer["path"] for answer in answers) == sorted(map(str, tmp_path.iterdir()))
+    printed = {}
+    for form in ("text", "json"):
+        output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", output)
+        assert ask(tmp_path, model=ONNX, form=form) == 0
+        printed[form] = output.buffer.getvalue().decode(encoding).splitlines()
+    assert sorted(line.rpartition(": ")[0] for line in printed["text"]) == sorted(
+        f"{tmp_path}/{name}" for name in names
+    )
+    paths = [json.loads(line)["path"] for line in printed["json"]]
+    assert sorted(paths) == sorted(map(str, tmp_path.iterdir()))
 
 
 ACTING = "a\x1b[31m\n\r\t\x9b\x7f\u200b\u2028\u202e\U000e0001z\u202f .png"  # the last space is a letter, as in macOS

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser
 from pipeline.base import files
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
-from pipeline.data import corrections, split_table
+from pipeline.data import split_table
 from pipeline.data.suspects import Suspect
 from pipeline.evaluation.metrics import Share
 from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings, thumbnails
@@ -31,7 +31,7 @@ from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed
 from tests.helpers.refusals import refuses
-from tests.helpers.reports import CHINESE, CLASSES, HEBREW, HOSTILE
+from tests.helpers.reports import CHINESE, CLASSES
 from tests.helpers.settings import tracked
 
 # For each drawing: its box, then those of its texts, as left, top, right and bottom.
@@ -131,14 +131,6 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, ele
 
 
 # ---- what it says ----
-
-
-def test_every_name_is_shown_whole(elements: Element) -> None:
-    """A class called like an HTML tag, one from right to left, and a Chinese one; and the credit, with its address."""
-    names = [one.text for one in elements.all("bdi")]
-    assert all(names.count(name) > 5 for name in (HOSTILE, HEBREW, CHINESE))
-    credit = elements.all("a", rel="noopener")[0]
-    assert (credit.attributes["href"], credit.text) == ("https://example.org/?a=1&b=2", "CC-BY by Zoë <b>")
 
 
 def test_every_file_that_is_left_out_is_there_with_its_reason(elements: Element) -> None:
@@ -266,20 +258,12 @@ def test_without_javascript_a_number_of_the_matrix_is_a_jump(browser: Browser, w
         assert page.get_by_text("train.label_smoothing").is_visible()
 
 
-def test_it_begins_with_the_accuracy_and_ends_with_commands(finished: Path, elements: Element) -> None:
-    """Each command is a line of its own; the first finds the commit by the hash of the model. All commands that
-    the last part names are there.
-    """
-    commands = str(elements.one("section", id="repeat").one("pre").children[0]).splitlines()
+def test_the_commands_on_the_page_exist(finished: Path, elements: Element) -> None:
+    """The first one finds the commit by the hash of the model."""
     model = files.md5(finished / "models/model.safetensors")
-    assert commands[0].startswith(f"git log --oneline -S {model} -- dvc.lock ")
-    words = [command.split("  ")[0] for command in commands[2:]]
-    assert words == ["make setup", ". .venv/bin/activate", "dvc pull", "perennial verify", "perennial predict IMAGE"]
-    parts = elements.one("main").all("section")
-    assert (parts[0].attributes["id"], parts[-1].attributes["id"]) == ("quality", "next")
-    named = set(re.findall(r"perennial (\w+)", parts[-1].text))
-    assert named == {"repro", "folds", "sweep", "compare", "predict"} <= set(COMMANDS)
-    assert str(corrections.FILE) in [code.text for code in parts[-1].all("code")]
+    assert elements.one("section", id="repeat").text.count(f"git log --oneline -S {model} -- dvc.lock ") == 1
+    named = {name for part in ("repeat", "next") for name in re.findall(r"perennial (\w+)", elements.one(id=part).text)}
+    assert named == {"repro", "folds", "sweep", "compare", "predict", "verify"} <= set(COMMANDS)
 
 
 # ---- the limits ----
