@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import psutil
@@ -20,6 +20,9 @@ from ruamel.yaml import YAML
 
 from pipeline.config.params import Params, Paths
 from tests.helpers import starts
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytest_plugins = ["tests.helpers.budget"]
 
@@ -153,6 +156,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             commit(project)
             (top / "finished/done").touch()
     return project
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A real browser, for tests with the mark `needs_chromium`."""
+    from tests.helpers.browser import started
+
+    with started() as running:
+        yield running
 
 
 @pytest.fixture

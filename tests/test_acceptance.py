@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.commands import predict
@@ -22,7 +23,6 @@ from pipeline.evaluation.classify import Answer, Request
 from pipeline.models import acceptance
 from pipeline.models.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
 from pipeline.reruns import learning_curve
-from tests.helpers import browser as browsers
 from tests.helpers import starts
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.datasets import do_split, put, two_classes
@@ -284,7 +284,7 @@ def test_the_curve_has_four_shares_of_the_same_test_images(studied: Path) -> Non
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("page", ["unknown", "curve"])
-def test_a_page_is_as_wide_as_the_window(studied: Path, page: str, width: int) -> None:
+def test_a_page_is_as_wide_as_the_window(browser: Browser, studied: Path, page: str, width: int) -> None:
     """On a desktop and on a phone nothing makes the page scroll sideways."""
-    with browsers.started() as browser, opened(browser, studied / f"reports/{page}.html", width=width) as view:
+    with opened(browser, studied / f"reports/{page}.html", width=width) as view:
         assert view.evaluate("document.documentElement.scrollWidth") <= width

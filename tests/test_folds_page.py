@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from pipeline.reporting.gallery import MOST_ANSWERS, Album
 from pipeline.reporting.reliance import NO_SHARE, Coverage
 from pipeline.reruns import folds_page
 from pipeline.reruns.folds_page import Content
-from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed
@@ -79,12 +77,6 @@ def file(study: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def elements(file: Path) -> Element:
     return parsed(file.read_text())
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.started() as started:
-        yield started
 
 
 # ---- what it says ----

@@ -1,7 +1,6 @@
 """What every page promises, looked at with a real browser: the report, all folds, a sweep, and two runs."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from pipeline.base import files
 from pipeline.reporting import rendering
 from pipeline.reruns import folds_page
 from tests import test_folds_page, test_pair, test_sweep_page
-from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.pages import parsed
@@ -45,12 +43,6 @@ def pages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     for name, text in texts.items():
         files.write_text(folder / f"{name}.html", text)
     return {name: folder / f"{name}.html" for name in texts}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.started() as running:
-        yield running
 
 
 @every_page

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from pipeline.evaluation.metrics import Share
 from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings, thumbnails
 from pipeline.reporting.facts import Facts
 from tests.conftest import change, read_params, write_params
-from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed
@@ -55,12 +53,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(finished: Path) -> Path:
     """The page of four classes with odd names, and of one file for each reason to leave it out."""
     return finished / "reports/index.html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.started() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from pipeline.evaluation.figures import TrainFigures
 from pipeline.reruns import sweep_page, trials
 from pipeline.reruns.ranges import Range, Sweep, Trial
 from pipeline.reruns.trials import TrialResult
-from tests.helpers import browser as browsers
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import Element, parsed
@@ -42,12 +40,6 @@ TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
 PAGE = sweep_page.page(SWEEP, BEST_FIRST, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 DESKTOP, PHONE = ELEMENTS.one(class_="desktop"), ELEMENTS.one(class_="phone")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.started() as running:
-        yield running
 
 
 def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
