@@ -178,10 +178,13 @@ FAULTS: dict[str, tuple[Any, str, Kind]] = {
 
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
-    """The fault names the file and the key in it. A file that is no table, and a missing one, are refused, too."""
+    """The fault names the file and the key in it."""
     content, key, kind = FAULTS[case]
     with refuses((f"{tmp_path}/my sweep.yaml: {key}", kind)):
         read(tmp_path, content)
+
+
+def test_a_file_that_is_no_table_or_missing_is_refused(tmp_path: Path) -> None:
     with refuses((tmp_path / "my sweep.yaml", "damaged")):
         read(tmp_path, [1])
     with refuses((tmp_path / "nowhere.yaml", "missing")):

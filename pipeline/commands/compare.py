@@ -65,17 +65,13 @@ def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str
     changes = settings(revision, first, names)
     if revision.state:
         return [revision.name, revision.state, "", "", "", "", changes]
-    images, timing = revision.images, revision.timing
-    numbers = [
-        ("macro_f1", revision.figures, ".3f"),
-        ("seconds", timing, ",.0f"),
-        ("images_per_second", timing, ",.0f"),
-    ]
+    known = {**revision.figures, **revision.timing}
+    forms = {"macro_f1": ".3f", "seconds": ",.0f", "images_per_second": ",.0f"}
     return [
         revision.name,
-        share(revision.figures.get("val_accuracy"), images.get("val", 0)),
-        share(revision.figures.get(TEST), images.get("test", 0)),
-        *(f"{of[name]:{form}}" if name in of else UNKNOWN for name, of, form in numbers),
+        share(known.get("val_accuracy"), revision.images.get("val", 0)),
+        share(known.get(TEST), revision.images.get("test", 0)),
+        *(f"{known[name]:{form}}" if name in known else UNKNOWN for name, form in forms.items()),
         changes,
     ]
 

@@ -57,7 +57,6 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield git()
     yield dvc()
     yield packages(LOCK.read_text(), TESTS.read_text())
-    yield image(facts)
 
 
 def driver(config: Params, version: int, runtime: str) -> Finding:
@@ -181,9 +180,8 @@ def dvc() -> Finding:
     links = cache_types[1] if cache_types and "no-dvc-cache" not in cache_types[1] else "known after the first run"
     kind = subprocess.run([program, "config", "cache.type"], capture_output=True, text=True, check=False).stdout.strip()
     fault = "" if result.returncode == 0 else f"dvc doctor: {(result.stderr.splitlines() or ['failed'])[-1]}"
-    return Finding(
-        "DVC", f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}", fault
-    )
+    value = f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}"
+    return Finding("DVC", value, fault)
 
 
 def packages(lock: str, tests: str) -> Finding:
@@ -209,16 +207,6 @@ def packages(lock: str, tests: str) -> Finding:
 def canonical_name(name: str) -> str:
     """A package's name in lower case with single hyphens, as Python's packaging tools compare names (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def image(facts: Machine) -> Finding:
-    """Whether the container's image was built from this lock and these pins. validity.py refuses an old image."""
-    if not machine.BUILT_FROM.is_file():
-        return Finding("image", "not in the project's container")
-    return Finding(
-        "image",
-        f"built from other {', '.join(facts.stale_files)}" if facts.stale_files else "built from this lock and pins",
-    )
 
 
 def main(_: Namespace) -> int:

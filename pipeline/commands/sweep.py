@@ -112,9 +112,8 @@ def sweep(path: Path, jobs: int) -> int:
         files.remove(best_file(path))
         command = [sys.executable, "-m", "pipeline", "repro", "prepare"]
         if children.run(command, env=programs.environment()):
-            raise UserError(
-                Fault("perennial repro prepare", "the data could not be made ready", "failed", remedy="see above")
-            )
+            value = "the data could not be made ready"
+            raise UserError(Fault("perennial repro prepare", value, "failed", remedy="see above"))
         weights = trials.weights(config, plan)
         trial_copies.create_source(config, weights)
         with chdir(trial_copies.PROJECT):

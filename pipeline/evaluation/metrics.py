@@ -86,7 +86,7 @@ def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -
         accuracy_high=high,
         balanced_accuracy=balanced_accuracy(counts),
         macro_f1=float(per_class(counts)[2].mean()),
-        nll=negative_log_likelihood(log_probabilities, labels),
+        nll=float(-log_probabilities[np.arange(total), labels].sum() / total),
         ece=calibration_error(calibration(log_probabilities, labels)),
     )
 
@@ -128,11 +128,6 @@ def balanced_accuracy(counts: NDArray[np.int64]) -> float:
     """The mean recall of the classes that have an image."""
     images = counts.sum(1)
     return float(_share(counts.diagonal(), images)[images > 0].mean())
-
-
-def negative_log_likelihood(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The mean of -log(probability of the true class)."""
-    return float(-log_probabilities[np.arange(len(labels)), labels].sum() / len(labels))
 
 
 def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Bin]:

@@ -6,7 +6,7 @@ Everything is counted; only a limited number of examples is on a page, so that i
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pipeline.data import decoders, split_table
 from pipeline.data.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
@@ -33,12 +33,12 @@ class ExcludedFile:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """A reason for an exclusion, the number of its files, and the first of them."""
+class Examples(Generic[Item]):
+    """A reason for an exclusion, or an issue of suspicious images: the number of its files, and the first of them."""
 
     name: str
     count: int
-    examples: tuple[ExcludedFile, ...]
+    examples: tuple[Item, ...]
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Issue:
-    """An issue of suspicious images, their number, and the worst of them."""
-
-    name: str
-    count: int
-    examples: tuple[Suspect, ...]
-
-
-@dataclass(frozen=True)
 class Audit:
     """The counts of all files, and examples for a page."""
 
     class_counts: dict[str, dict[str, int]]  # class → part → files
-    reasons: tuple[Reason, ...]  # the most frequent first, at most MOST_REASONS
+    reasons: tuple[Examples[ExcludedFile], ...]  # the most frequent first, at most MOST_REASONS
     reason_count: int
     groups: tuple[Group, ...]  # the largest first, at most MOST_GROUPS
     group_count: int
     divided_group_count: int  # groups with images in more than one split
     grouped_image_count: int
-    issues: tuple[Issue, ...]  # those that some image has, in the order of the table
+    issues: tuple[Examples[Suspect], ...]  # those that some image has, in the order of the table
 
     def total(self, part: str) -> int:
         return sum(counts[part] for counts in self.class_counts.values())
@@ -98,7 +89,7 @@ def summarize_split(rows: Rows, suspects: Sequence[Suspect] = ()) -> Audit:
         divided_group_count=sum(len(group.splits) > 1 for group in groups),
         grouped_image_count=sum(group.count for group in groups),
         issues=tuple(
-            Issue(name, len(images), tuple(images[:MOST_OF_AN_ISSUE]))
+            Examples(name, len(images), tuple(images[:MOST_OF_AN_ISSUE]))
             for name, images in _by_key(suspects, lambda suspect: suspect.issue).items()
         ),
     )
@@ -113,11 +104,11 @@ def _by_key(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list
     return lists
 
 
-def _reasons(rows: Rows) -> tuple[Reason, ...]:
+def _reasons(rows: Rows) -> tuple[Examples[ExcludedFile], ...]:
     conflicts = _by_key((row for row in rows if row["reason"] == CONFLICT), lambda row: row["pixels"])
     by_reason = _by_key(rows, lambda row: split_table.kind(row["reason"]))
     return tuple(
-        Reason(name, len(files), tuple(_excluded_file(row, conflicts) for row in files[:MOST_OF_A_REASON]))
+        Examples(name, len(files), tuple(_excluded_file(row, conflicts) for row in files[:MOST_OF_A_REASON]))
         for name, files in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
     )
 

@@ -44,24 +44,18 @@ def pictures(
     """
 
     def load(path: str) -> Thumbnail:
+        file, sha256 = originals.file(path)
         try:
-            return make_thumbnail(originals, path, grey)
+            with images.decode(file, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
+                return encode(original.image, original.size)
+        except FileNotFoundError:
+            raise missing_image(file) from None
         except Refused:
             if paths[path]:
                 raise
             return NO_PICTURE
 
     return dict(zip(paths, threads.ordered_map(load, list(paths), workers, name), strict=True))
-
-
-def make_thumbnail(originals: Originals, name: str, grey: Grey) -> Thumbnail:
-    """The thumbnail of an image file. Raises UserError if it is not the one that `split` saw, or cannot be decoded."""
-    path, sha256 = originals.file(name)
-    try:
-        with images.decode(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
-            return encode(original.image, original.size)
-    except FileNotFoundError:
-        raise missing_image(path) from None
 
 
 def encode(image: Image.Image, size: tuple[int, int]) -> Thumbnail:

@@ -101,11 +101,6 @@ def read(path: Path) -> Record:
     return replace(record, params=decisive(Params()) | record.params)
 
 
-def read_origin(path: Path) -> Origin:
-    """The content of the file beside the demo's recorded dvc.lock. Raises UserError if it is missing or damaged."""
-    return schema.json_of(path, Origin, f"restore it: git checkout {path}")
-
-
 def write(path: Path, record: Record) -> None:
     """Write the file."""
     files.write_json(path, asdict(record))

@@ -60,11 +60,8 @@ def random(sweep: Sweep, first: Values, trials: int) -> list[Trial]:
         draws = _draws(sweep, RandomSampler(seed=_seed(sweep, number)), [])
         new = next((draw for draw in itertools.islice(draws, ATTEMPTS) if draw not in values), None)
         if new is None:
-            raise UserError(
-                Fault(
-                    "trials", str(trials), "value", "no other trial was drawn", f"up to {len(values)} of these params"
-                )
-            )
+            allowed = f"up to {len(values)} of these params"
+            raise UserError(Fault("trials", str(trials), "value", "no other trial was drawn", allowed))
         values.append(new)
     return [Trial(number, one) for number, one in enumerate(values, start=1)]
 

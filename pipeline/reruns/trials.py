@@ -63,9 +63,8 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
     values = (config.train.weights, *(swept if isinstance(swept, tuple) else ()))
     paths = sorted({path for value in values for path in user_weights(value)})
     if missing := [path for path in paths if not Path(path).is_file()]:
-        raise UserError(
-            Fault("train.weights", f"{', '.join(missing)} not found", "missing", remedy="put the file there")
-        )
+        value = f"{', '.join(missing)} not found"
+        raise UserError(Fault("train.weights", value, "missing", remedy="put the file there"))
     return paths
 
 
@@ -149,12 +148,8 @@ def text_table(best_first: Sequence[TrialResult]) -> str:
         [f"{rank}." if rank else "–", f"{result.trial.number}", *figure_cells(result), describe(result.trial.values)]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]
-    widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
-    lines = [
-        "  ".join([pad(cell, width) for cell, width in zip(row, widths, strict=False)] + row[-1:])
-        for row in [head, *rows]
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    widths = [max(map(display_width, column)) for column in zip(head, *rows, strict=True)][:-1]
+    return "\n".join("  ".join([*map(pad, row, widths), row[-1]]).rstrip() for row in [head, *rows])
 
 
 def figure_cells(result: TrialResult) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files
+from pipeline.base import files, schema
 from pipeline.config import params
 from pipeline.data import split_report
 from pipeline.evaluation import figures
@@ -58,7 +58,7 @@ def of_demo(project: Path, say: Say) -> list[str]:
     folder = project / record.DEMO
     if not (folder / record.ORIGIN).is_file():
         return []
-    origin = record.read_origin(folder / record.ORIGIN)
+    origin = schema.json_of(folder / record.ORIGIN, Origin, "")
     on_test = figures.by_name(figures.read(folder / "metrics", EvalFigures))
     images = figures.image_counts(files.read_csv(folder / "metrics" / split_report.IMAGES))
     train = read_params(folder / params.FILE)["train"]
