@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -16,10 +17,9 @@ from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.commands import predict
-from pipeline.config import params
 from pipeline.data import split_table
 from pipeline.evaluation import classify, metrics
-from pipeline.evaluation.classify import Answer, Request
+from pipeline.evaluation.classify import Request
 from pipeline.models import acceptance
 from pipeline.models.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
 from pipeline.reruns import learning_curve
@@ -121,54 +121,48 @@ def test_evaluate_writes_the_probabilities_of_the_validation_images(exporting: P
     assert classify.open_onnx(exporting / "models/model.onnx").acceptance == scores
 
 
-def ask(folder: Path, *arguments: str) -> Any:
-    image = next((folder / "data/images/rose").glob("*.png"))
-    return starts.run([sys.executable, "-m", "pipeline", "predict", *arguments, str(image)], cwd=folder)
-
-
 @pytest.mark.parametrize(("highest", "own", "kind"), [(0.99, 0.5, "none"), (0.2, 0.2, "set"), (0.2, 0.999, "class")])
 def test_predict_gives_a_class_a_set_or_none(
-    exporting: Path, highest: float, own: float, kind: str, monkeypatch: pytest.MonkeyPatch
+    exporting: Path, highest: float, own: float, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In JSON, as a row of the table, and as a line, by the limits of the model's folder."""
-    monkeypatch.chdir(exporting)
-    scores = acceptance.read(Path("models"))
+    """In JSON, as rows of the table, and as a line, by the limits of the model's folder."""
+    models = shutil.copytree(exporting / "models", tmp_path / "models")
+    request = Request((image(exporting),), models / "model.safetensors")
+
+    def said(form: str) -> str:
+        assert predict.predict(request, form) == 0
+        return capsys.readouterr().out
+
+    probabilities = json.loads(said("json"))["probabilities"]
     if kind == "class":  # only the most likely of three nearly equal classes reaches the limit
-        own = max(classify_one(exporting)["probabilities"].values())
-    changed = acceptance.make(scores.weights, 0.95, [highest] * 60, [own] * 60, 3)
-    limits = acceptance.limits(changed, scores.weights)
-    answer = classify_one(exporting)
-    judgement = acceptance.judge(answer["probabilities"], limits)
-    assert judgement.kind == kind
-    original = (exporting / "models/acceptance.json").read_bytes()
-    try:
-        acceptance.write(Path("models"), changed)
-        said = json.loads(ask(exporting, "--model", "models/model.safetensors", "--json").stdout)
-        assert (said["answer"], tuple(said["set"])) == (kind, judgement.classes)
-        table = csv.DictReader(ask(exporting, "--model", "models/model.safetensors", "--csv").stdout.splitlines())
-        rows = list(table)
-        line = ask(exporting, "--model", "models/model.safetensors").stdout
-        assert (predict.NONE in line, line.count("0.")) == (kind == "none", len(rows))
-        assert {row["answer"] for row in rows} == {kind}
-        assert len(rows) == (len(judgement.classes) if kind == "set" else 1)
-    finally:
-        (exporting / "models/acceptance.json").write_bytes(original)
+        own = max(probabilities.values())
+    weights = acceptance.read(models).weights
+    acceptance.write(models, changed := acceptance.make(weights, 0.95, [highest] * 60, [own] * 60, 3))
+    judgement = acceptance.judge(probabilities, acceptance.limits(changed, weights))
+    answer, rows, line = json.loads(said("json")), list(csv.DictReader(said("csv").splitlines())), said("text")
+    assert (answer["answer"], tuple(answer["set"])) == (judgement.kind, judgement.classes)
+    assert {kind, judgement.kind} == {row["answer"] for row in rows} == {kind}
+    assert (predict.NONE in line, line.count("0.")) == (kind == "none", len(rows))
+    assert len(rows) == (len(judgement.classes) if kind == "set" else 1)
 
 
-def classify_one(folder: Path) -> Answer:
-    """The answer of torch for one image."""
-    image = next((folder / "data/images/rose").glob("*.png"))
-    request = Request((image,), folder / "models/model.safetensors")
-    return next(classify.answers(request, params.load(folder / "params.yaml"), []))
+def image(folder: Path) -> Path:
+    return next((folder / "data/images/rose").glob("*.png"))
 
 
 def test_predict_says_why_there_is_no_limit(exporting: Path) -> None:
     """Ten validation images are too few. --coverage is then refused by name, as it is outside of its range."""
-    done = ask(exporting, "--model", "models/model.onnx", "--json")
+
+    def ask(*arguments: str) -> Any:
+        return starts.run(
+            [sys.executable, "-m", "pipeline", "predict", *arguments, str(image(exporting))], cwd=exporting
+        )
+
+    done = ask("--model", "models/model.onnx", "--json")
     assert (done.returncode, json.loads(done.stdout)["answer"]) == (0, "")
     assert "10 validation images" in done.stderr
     for coverage, status in (("1.2", 2), ("0.9", 1)):
-        refusal = ask(exporting, "--coverage", coverage)
+        refusal = ask("--coverage", coverage)
         assert refusal.returncode == status
         assert "--coverage" in refusal.stderr
         assert coverage in refusal.stderr

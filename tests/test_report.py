@@ -237,19 +237,6 @@ def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written:
         assert page.locator("#images .shot:visible").count() < everything
 
 
-@needs_chromium
-def test_without_javascript_a_number_of_the_matrix_is_a_jump(browser: Browser, written: Path) -> None:
-    """To an image of its cell. What is folded can be opened."""
-    with opened(browser, written, script=False) as page:
-        link = page.locator(".matrix .miss a").first
-        target = str(link.get_attribute("href"))
-        assert page.locator(f'[id="{target[1:]}"]').count() == 1
-        link.click()
-        assert page.url.endswith(target)
-        page.locator("summary").first.click()
-        assert page.get_by_text("train.label_smoothing").is_visible()
-
-
 def test_the_commands_on_the_page_exist(finished: Path, elements: Element) -> None:
     """The first one finds the commit by the hash of the model."""
     model = files.md5(finished / "models/model.safetensors")
@@ -345,18 +332,6 @@ def test_a_thumbnail_has_the_shape_of_the_image(size: tuple[int, int], expected:
     made = thumbnails.encode(Image.new("RGB", size), size)
     with Image.open(io.BytesIO(base64.b64decode(made.source.partition(",")[2]))) as image:
         assert (made.width, made.height) == image.size == expected
-
-
-def test_the_page_of_a_perfect_model_says_so(known: Facts) -> None:
-    """There is no mistake, the matrix has no cell beside its diagonal, and -0.0 is written as 0."""
-    answers = [replace(answer, prediction=answer.label) for answer in known.outcome.answers]
-    figures = replace(known.outcome.figures, nll=-0.0)
-    root = page_of(known, outcome=replace(known.outcome, answers=answers, figures=figures))
-    assert "There is no mistake." in root.one("section", id="images").text
-    matrix = root.one("table", class_="matrix")
-    assert (len(matrix.all("td", class_="hit")), matrix.all("td", class_="miss")) == (4, [])
-    tiles = root.one("section", id="quality").one(class_="tiles")
-    assert tiles.text.count("0.000 negative log-likelihood") == 1
 
 
 @pytest.mark.parametrize("file", ['\u202e<b>".png', "a\nb.png"])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pipeline.base import files
-from pipeline.config import identity, params
+from pipeline.config import params
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.trials import TrialResult
-from pipeline.versioning import dvc_lock, programs
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from pipeline.versioning import programs
+from tests.conftest import PROJECT, on_cpu, read_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
@@ -66,21 +66,6 @@ def test_a_name_is_one_that_git_takes() -> None:
     """Of the name of the file of ranges letters and digits are left."""
     assert re.fullmatch(r"my-sweep-+2-1-[0-9a-f]{8}", trials.name("my sweep: 学习 (2)", "1", digest()))
     assert re.fullmatch(r"sweep-1-[0-9a-f]{8}", trials.name("学习", "1", digest()))
-
-
-def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The split and the packed images from dvc.lock; each file that the training reads from dvc.yaml."""
-    monkeypatch.chdir(tmp_path)
-    paths = params.parse(read_params()).paths
-    outs = [{"path": path, "md5": f"md5 of {path}"} for path in (paths.split, paths.packed, paths.models)]
-    write_params(tmp_path / dvc_lock.LOCK, {"stages": {"all": {"outs": outs}}})
-    packs, read = {"outs": [paths.packed]}, {"deps": ["code", paths.packed]}
-    write_params(tmp_path / "dvc.yaml", {"stages": {"prepare": packs, "train": read}})
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/one.py").write_text("1")
-    expected = {path: f"md5 of {path}" for path in (paths.split, paths.packed)}
-    assert trials.data(params.parse(read_params())) == expected
-    assert identity.code(identity.TRAIN) == {"code/one.py": files.sha256(tmp_path / "code/one.py")}
 
 
 def result_of(number: int, *accuracies: float) -> TrialResult:
