@@ -23,7 +23,7 @@ SWEEP = Sweep(
 
 def result_of(number: int, lr: float, model: str, *results: TrainFigures) -> TrialResult:
     values = {"train.lr": lr, "train.model": model, "train.nesterov": True}
-    return TrialResult(Trial(number, values), f"s-{number}", results)
+    return TrialResult(Trial(number, values), f"s-{number}", results, Path())
 
 
 ENDED = [
@@ -122,7 +122,7 @@ def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: 
     for one, other in itertools.combinations(boxes, 2):
         assert one["right"] <= other["left"] or other["right"] <= one["left"] or abs(one["y"] - other["y"]) > 10
     single = Sweep("one", "random", 4, 0, {"train.lr": LR})
-    alone = [TrialResult(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
+    alone = [TrialResult(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),), Path())]
     path.write_text(sweep_page.page(single, alone, CONCLUSION, TAKE_OVER))
     with opened(browser, path, width=1280) as page:
         assert page.locator("svg[role=img]:visible").count() == 1

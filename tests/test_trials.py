@@ -17,7 +17,7 @@ from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
-DATA, CODE = {"data/split.csv": "a"}, {"pipeline/stages/train.py": "b"}
+HASHES, CODE = {"data/split.csv": "a"}, {"pipeline/stages/train.py": "b"}
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +25,16 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # dvc.yaml says which settings decide
 
 
-def digest(data: dict[str, str] = DATA, code: dict[str, str] = CODE, **changes: Any) -> str:
+def digest(hashes: dict[str, str] = HASHES, code: dict[str, str] = CODE, **changes: Any) -> str:
     """The identity of a training with these changes."""
     config = params.parse(on_cpu(read_params(), **changes))
     sweep = Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})
-    hashes = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
-    return trials.digest(config, data, code, hashes)
+    weights = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
+    return trials.digest(config, hashes | weights, code)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"data": {"data/split.csv": "c"}}, {"code": {}}]
+    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"hashes": {"data/split.csv": "c"}}, {"code": {}}]
 )
 def test_a_trial_whose_model_differs_is_another_one(changes: dict[str, Any]) -> None:
     """Params, data or code: a finished trial is never taken for one of other images. Other settings change nothing."""
@@ -69,9 +69,8 @@ def test_a_name_is_one_that_git_takes() -> None:
 
 
 def result_of(number: int, *accuracies: float) -> TrialResult:
-    return TrialResult(
-        Trial(number, {"train.lr": number}), "", tuple(train_figures(accuracy, 1.0, 1) for accuracy in accuracies)
-    )
+    figures = tuple(train_figures(accuracy, 1.0, 1) for accuracy in accuracies)
+    return TrialResult(Trial(number, {"train.lr": number}), "", figures, Path())
 
 
 def test_the_gain_has_an_interval() -> None:

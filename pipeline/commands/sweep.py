@@ -50,47 +50,32 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Training:
-    """The training of a trial."""
-
-    trial: Trial
-    title: str  # for messages
-    name: str  # of its experiment and its work copy
-    results: Path  # the folder of its results, or of its log if it failed; its name is the identity
-
-    def job(self, stages: tuple[str, ...] = TRAIN) -> Job:
-        """The job that runs it. It reads no test image."""
-        environ = {"DVC_EXP_NAME": self.name}  # is in the name of the folder in runs/, as for experiments of DVC
-        prepare = partial(workcopy.copy_again, trial_copies.PROJECT, trial_copies.FOLDER / self.name, self.trial.values)
-        return Job(self.title, trial_copies.FOLDER / self.name, stages, environ=environ, prepare=prepare)
-
-
-@dataclass(frozen=True)
 class Study:
     """A sweep that runs: its settings, the hashes of its data and code, and what each trial may use."""
 
     sweep: Sweep
     config: Params
     present: Mapping[str, Any]  # the values that params.yaml has
-    data: Mapping[str, str]  # hashes of what all trials read
+    hashes: Mapping[str, str]  # of what trials read
     code: Mapping[str, str]  # hashes of the code of a training
-    weights: Mapping[str, str]  # hashes of the user's own weights files
     slots: Sequence[Slot]
 
-    def training(self, trial: Trial, word: str = "") -> Training:
-        """The training of a trial. `word` stands for its number in the name."""
-        digest = trials.digest(params.with_values(self.config, trial.values), self.data, self.code, self.weights)
-        title = f"trial {trial.number} of {self.sweep.trials} ({trials.describe(trial.values)})"
+    def result(self, trial: Trial, word: str = "") -> TrialResult:
+        """The result of a trial: without figures, if it has not finished. `word` stands for its number in the name."""
+        digest = trials.digest(params.with_values(self.config, trial.values), self.hashes, self.code)
         number = f"{trial.number:0{len(str(self.sweep.trials))}}"
-        return Training(
-            trial, title, trials.name(self.sweep.name, word or number, digest), trial_copies.RESULTS / digest
-        )
+        folder = trial_copies.RESULTS / digest
+        metrics, remedy = folder / self.config.paths.metrics, f"rm -r {folder}, then run again"
+        figures_of_trial = (figures.read(metrics, TrainFigures, remedy),) if metrics.is_dir() else ()
+        return TrialResult(trial, trials.name(self.sweep.name, word or number, digest), figures_of_trial, folder)
 
-    def result(self, training: Training) -> TrialResult:
-        """The result of a training: with figures, or without if it has not finished."""
-        metrics, remedy = training.results / self.config.paths.metrics, f"rm -r {training.results}, then run again"
-        figures_of_training = (figures.read(metrics, TrainFigures, remedy),) if metrics.is_dir() else ()
-        return TrialResult(training.trial, training.name, figures_of_training)
+
+def job_of(result: TrialResult, title: str, stages: tuple[str, ...] = TRAIN) -> Job:
+    """The job that runs a trial; in training it reads no test image. `title`: for messages."""
+    copy = trial_copies.FOLDER / result.experiment
+    environ = {"DVC_EXP_NAME": result.experiment}  # in the name of the folder in runs/, as for experiments of DVC
+    prepare = partial(workcopy.copy_again, trial_copies.PROJECT, copy, result.trial.values)
+    return Job(title, copy, stages, environ=environ, prepare=prepare)
 
 
 def say(sentence: str) -> None:
@@ -117,14 +102,14 @@ def sweep(path: Path, jobs: int) -> int:
         weights = trials.weights(config, plan)
         trial_copies.create_source(config, weights)
         with chdir(trial_copies.PROJECT):
-            hashes = {name: files.sha256(Path(name)) for name in weights}
-            study = Study(plan, config, first, trials.data(config), identity.code(identity.TRAIN), hashes, slots)
+            hashes, code = trials.hashes(config, weights), identity.code(identity.TRAIN)
+        study = Study(plan, config, first, hashes, code, slots)
         best_first = trials.sort_by_rank(search_by_results(study) if plan.search == "tpe" else run_plan(study))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
         print(f"\n{trials.text_table(best_first)}\n", flush=True)
         if not best_first[0].figures:
-            log = study.training(best_first[0].trial).results / runner.LOG
+            log = best_first[0].folder / runner.LOG
             raise UserError(Fault(str(table), "no trial has a result", "failed", remedy=f"see why: {log}; run again"))
         conclude(study, best_first, test_best(study, best_first[0].trial), path)
         trial_copies.drop_all()
@@ -144,7 +129,7 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int) -> list[Slot]:
 def run_plan(study: Study) -> list[TrialResult]:
     """Run the trials of a grid or a random search. Returns the result of each."""
     plan = search.plan(study.sweep, study.present)
-    remaining = [trial for trial in plan if not study.result(study.training(trial)).figures]
+    remaining = [trial for trial in plan if not study.result(trial).figures]
     say(f"{len(plan) - len(remaining)} of {len(plan)} trials have finished before")
     announce(study, [params.with_values(study.config, trial.values).train.epochs for trial in remaining])
     return run(study, plan)
@@ -157,7 +142,7 @@ def search_by_results(study: Study) -> list[TrialResult]:
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
         trial = search.tpe(study.sweep, study.present, number, accuracies)
         trials.check(study.config, [trial.values], machine.read())
-        if not (is_announced or study.result(study.training(trial)).figures):
+        if not (is_announced or study.result(trial).figures):
             announce(study, [study.config.train.epochs] * (study.sweep.trials - number + 1))
             is_announced = True
         results += run(study, [trial])
@@ -166,27 +151,30 @@ def search_by_results(study: Study) -> list[TrialResult]:
 
 def run(study: Study, plan: Sequence[Trial]) -> list[TrialResult]:
     """Run those of these trials that have no result. Returns the result of each."""
-    trainings = [study.training(trial) for trial in plan]
-    remaining = {training.results: training for training in trainings if not study.result(training).figures}
     names = {ref.rpartition("/")[2] for ref in programs.output("git", "for-each-ref", "refs/exps").splitlines()}
-    for training in trainings:
-        if training.results not in remaining and training.name not in names:
-            publish(study, training)
-    by_folder = {trial_copies.FOLDER / training.name: training for training in remaining.values()}
-    with closing(runner.run_all([training.job() for training in by_folder.values()], study.slots, "sweep")) as runs:
-        for outcome in runs:
+    jobs, by_folder = list[Job](), dict[Path, TrialResult]()
+    for result in map(study.result, plan):
+        if not result.figures:
+            title = f"trial {result.trial.number} of {study.sweep.trials} ({trials.describe(result.trial.values)})"
+            jobs.append(job_of(result, title))
+            by_folder[jobs[-1].folder] = result
+        elif result.experiment not in names:
+            publish(study, result)
+    with closing(runner.run_all(jobs, study.slots, "sweep")) as outcomes:
+        for outcome in outcomes:
             save_result(study, by_folder[outcome.job.folder], outcome)
-    return [study.result(training) for training in trainings]
+    return list(map(study.result, plan))
 
 
 def announce(study: Study, epochs: Sequence[int]) -> None:
     """Print how long trials with so many epochs take, from a few training steps with the present settings."""
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
+    if not epochs:
+        return
     rows = image_rows(study.config)
-    images = Survey("", len(rows), figures.image_counts(rows))
     with runner.cores_of(study.slots[0]):
-        parts = estimate.measure_parts(study.config, images) if epochs else []
+        parts = estimate.measure_parts(study.config, Survey("", len(rows), figures.image_counts(rows)))
     if parts:
         training, *others = (part.seconds for part in parts)
         mean = training * statistics.mean(epochs) / study.config.train.epochs + sum(others)
@@ -200,35 +188,35 @@ def image_rows(config: Params) -> list[dict[str, str]]:
     return files.read_csv(Path(config.paths.metrics) / split_report.IMAGES)
 
 
-def save_result(study: Study, training: Training, outcome: Outcome) -> None:
+def save_result(study: Study, result: TrialResult, outcome: Outcome) -> None:
     """Save the results of a trial, or its log if it failed, and remove its work copy."""
-    folder, train_file = outcome.job.folder, figures.path(study.config.paths.metrics, TrainFigures)
-    with files.atomic_folder(training.results) as new:
+    copy, train_file = outcome.job.folder, figures.path(study.config.paths.metrics, TrainFigures)
+    with files.atomic_folder(result.folder) as new:
         names = [Path(runner.LOG)] if outcome.failures else [params.FILE, dvc_lock.LOCK, train_file]
-        workcopy.copy_files(names, folder, new)
+        workcopy.copy_files(names, copy, new)
     for failure in outcome.failures:
-        log = training.results / runner.LOG
-        say(f"trial {training.trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
+        log = result.folder / runner.LOG
+        say(f"trial {result.trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
     if not outcome.failures:
-        publish(study, training)
-    trial_copies.drop(folder)
+        publish(study, result)
+    trial_copies.drop(copy)
 
 
-def publish(study: Study, training: Training) -> None:
+def publish(study: Study, result: TrialResult) -> None:
     """Remove the checkpoint of a trial that has a result, and let `dvc exp show` and `perennial compare` show it."""
-    for checkpoint in Path(study.config.paths.runs).glob(f"*-{training.name}-*/*checkpoint.pt"):
+    for checkpoint in Path(study.config.paths.runs).glob(f"*-{result.experiment}-*/*checkpoint.pt"):
         files.remove(checkpoint)
-    trials.publish(training.name, training.results, study.config)
+    trials.publish(result.experiment, result.folder, study.config)
 
 
 def test_best(study: Study, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
-    training = replace(study.training(trial, "best"), title=f"the best one, trial {trial.number}, on the test images")
-    folder = trial_copies.FOLDER / training.name
-    runner.run_or_raise([training.job(TEST)], study.slots[:1], "sweep")
-    on_test = figures.read(folder / study.config.paths.metrics, EvalFigures, "run again")
-    trials.publish(training.name, folder, study.config)
-    trial_copies.drop(folder)
+    result = study.result(trial, "best")
+    job = job_of(result, f"the best one, trial {trial.number}, on the test images", TEST)
+    runner.run_or_raise([job], study.slots[:1], "sweep")
+    on_test = figures.read(job.folder / study.config.paths.metrics, EvalFigures, "run again")
+    trials.publish(result.experiment, job.folder, study.config)
+    trial_copies.drop(job.folder)
     return on_test
 
 

@@ -29,7 +29,8 @@ class TrialResult:
 
     trial: Trial
     experiment: str  # its name
-    figures: tuple[TrainFigures, ...]  # one, or none if it has failed
+    figures: tuple[TrainFigures, ...]  # one, or none if it has not finished
+    folder: Path  # of its params, dvc.lock and figures, or of its log if it failed; its name is the identity
 
 
 def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Machine) -> None:
@@ -51,41 +52,38 @@ def as_yaml(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool | list | tuple | None) else str(value)
 
 
-def data(config: Params) -> dict[str, str]:
-    """The hashes of the split and of the packed images, which all trials share."""
-    outs = {path: md5 for stage_hashes in dvc_lock.read().values() for path, md5 in stage_hashes["outs"].items()}
-    return {path: outs[path] for path in (config.paths.split, config.paths.packed)}
-
-
 def weights(config: Params, sweep: Sweep) -> list[str]:
     """The user's own weights files that trials start from. Raises UserError if one is missing."""
     swept = sweep.axes.get("train.weights")
-    values = (config.train.weights, *(swept if isinstance(swept, tuple) else ()))
-    paths = sorted({path for value in values for path in user_weights(value)})
+    values = {config.train.weights, *(swept if isinstance(swept, tuple) else ())}
+    paths = sorted(values - {"none", "imagenet"})
     if missing := [path for path in paths if not Path(path).is_file()]:
         value = f"{', '.join(missing)} not found"
         raise UserError(Fault("train.weights", value, "missing", remedy="put the file there"))
     return paths
 
 
-def digest(config: Params, data: Mapping[str, str], code: Mapping[str, str], weights: Mapping[str, str]) -> str:
+def hashes(config: Params, weights: Sequence[str]) -> dict[str, str]:
+    """Path → hash of what trials read: the split and the packed images, which all share, and these weights files."""
+    outs = {path: md5 for stage_hashes in dvc_lock.read().values() for path, md5 in stage_hashes["outs"].items()}
+    data = {path: outs[path] for path in (config.paths.split, config.paths.packed)}
+    return data | {path: files.sha256(Path(path)) for path in weights}
+
+
+def digest(config: Params, hashes: Mapping[str, str], code: Mapping[str, str]) -> str:
     """The identity of a training: a hash of what DVC's run cache compares: settings, code, locked packages, and data.
 
-    `data`: see there; `code`: that of identity.TRAIN; `weights`: the hashes of the user's own weights files, by path.
+    `hashes`: see there; `code`: that of identity.TRAIN.
     """
-    own = {path: weights[path] for path in user_weights(config.train.weights)}
-    return identity.digest(identity.parts(config, identity.TRAIN, {**data, **own}, code))
+    paths = (config.paths.split, config.paths.packed, config.train.weights)
+    inputs = {path: hashes[path] for path in paths if path in hashes}
+    return identity.digest(identity.parts(config, identity.TRAIN, inputs, code))
 
 
 def name(study: str, word: str, digest: str) -> str:
     """The name of an experiment. `word`: what it is in this study."""
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
     return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
-
-
-def user_weights(weights: str) -> list[str]:
-    """The user's own file that a training starts from, if this value of train.weights is one."""
-    return [] if weights in ("none", "imagenet") else [weights]
 
 
 def publish(experiment: str, folder: Path, config: Params) -> None:
