@@ -69,14 +69,6 @@ def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
     assert [len(list(compare.notes([first, one]))) for one in (failed, trained, untimed)] == [1, 1, 1]
 
 
-def test_five_experiments_fit_into_110_columns() -> None:
-    """Many changed params are wrapped within their column."""
-    many = {f"train.a_long_name_{number}": number for number in range(6)}
-    table = lines(*(revision(f"name-of-{n}", params={key: v + n for key, v in many.items()}) for n in range(5)))
-    assert max(map(len, table)) <= 110
-    assert all(f"train.a_long_name_5={5 + n}" in "\n".join(table) for n in range(5))
-
-
 def test_markdown_has_the_same_cells() -> None:
     """One row per revision, and a line of dashes below the head."""
     table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)

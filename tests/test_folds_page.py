@@ -118,17 +118,6 @@ def test_several_seeds_are_shown_with_their_spread(project: Path) -> None:
     ]
 
 
-def test_the_gallery_has_the_answers_of_the_folds(study: Content) -> None:
-    """The most confident mistake is first, with the mean probabilities of its classes."""
-    probabilities, labels = study.predictions.probabilities, study.predictions.labels
-    wrong = np.flatnonzero(probabilities.argmax(1) != labels)
-    first = wrong[probabilities[wrong].max(1).argmax()]
-    assert study.examples.mistakes[0].path == study.predictions.paths[first]
-    given, highest, second = study.examples.mistakes[0].probabilities
-    assert (given, [second, highest]) == (probabilities[first, labels[first]], sorted(probabilities[first])[-2:])
-    assert (study.examples.mistake_count, study.examples.right_count) == (len(wrong), len(labels) - len(wrong))
-
-
 def test_every_label_error_is_there_with_both_classes(study: Content, elements: Element) -> None:
     """Rank, given and suggested class with probabilities, and a picture."""
     labels, number, names = elements.one("section", id="labels"), len(study.errors), study.predictions.classes
@@ -201,18 +190,3 @@ def test_choices_become_lines_of_the_corrections(browser: Browser, study: Conten
         text = page.locator("#labels details pre").text_content()
         corrected = label_errors.corrections(study.errors, study.predictions.paths, study.predictions.classes)
         assert [tuple(row) for row in csv.reader(io.StringIO(text))] == corrected
-
-
-@needs_chromium
-def test_the_sheet_shows_the_labels_of_one_class(browser: Browser, study: Content, file: Path) -> None:
-    """The filter counts each class; the matrix still filters the gallery, and leaves the sheet alone."""
-    with opened(browser, file) as page:
-        sheet = page.locator("#sheet .shot:visible")
-        given = [study.predictions.classes[one.label] for one in study.errors]
-        page.locator("#sheet > select").select_option(given[0])
-        assert sheet.count() == given.count(given[0]) < len(given)
-        page.locator("#sheet > select").select_option("")
-        assert sheet.count() == len(given)
-        page.locator(".matrix .miss a").first.click()
-        assert page.locator("#images .shot:visible").count() < page.locator("#images .shot").count()
-        assert sheet.count() == len(given)

@@ -7,14 +7,6 @@
   const shots = [...sheet.querySelectorAll(".shot")];
   const classes = JSON.parse(sheet.dataset.classes);
 
-  function select(label, options, changed) {
-    const made = document.createElement("select");
-    made.setAttribute("aria-label", label);
-    for (const [value, shown] of options) made.append(new Option(shown, value));
-    made.addEventListener("change", changed);
-    return made;
-  }
-
   function cell(value) {
     return /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
   }
@@ -34,17 +26,10 @@
     const others = classes.filter((name) => name !== given && name !== suggested);
     const options = [["", "the label is right"], [suggested, suggested], ...others.map((name) => [name, name])];
     options.push(["exclude", "leave it out"]);
-    shot.querySelector("figcaption").append(select(`Correction of ${path}`, options, list));
+    const select = document.createElement("select");
+    select.setAttribute("aria-label", `Correction of ${path}`);
+    for (const [value, shown] of options) select.append(new Option(shown, value));
+    select.addEventListener("change", list);
+    shot.querySelector("figcaption").append(select);
   }
-
-  const counts = new Map();
-  for (const { dataset } of shots) counts.set(dataset.given, (counts.get(dataset.given) ?? 0) + 1);
-  const filter = select(
-    "Class of the labels that are shown",
-    [["", `all labels (${shots.length})`], ...[...counts].sort().map(([name, count]) => [name, `${name} (${count})`])],
-    () => {
-      for (const shot of shots) shot.hidden = filter.value !== "" && shot.dataset.given !== filter.value;
-    },
-  );
-  sheet.prepend(filter);
 })();
