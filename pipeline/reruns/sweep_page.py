@@ -4,7 +4,7 @@ Its drawing has parallel coordinates: one axis per setting, the last one for the
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,30 +16,23 @@ from pipeline.reruns.trials import TrialResult
 
 RESULT = "validation accuracy"
 DRAWING = "Settings and validation accuracy"
-STEP, MARGIN, HEIGHT = 150, 84, 330  # units between two axes, beside the outer ones, and of the drawing
-TOP, BOTTOM = 48, 300  # ends of the axes
 MOST_TICKS = 12  # values of a list that are written
-PHONE, ROW, SIDE, FIRST = 360, 84, 18, 28  # for a phone: width, units between two axes, beside and above the first one
-MOST_LETTERS = 42  # of all values of a list that are written below an axis of a phone
-LARGEST = 1.5  # times its units, in pixels: a drawing of two axes would else fill a wide page
+MOST_LETTERS = 42  # of all values of a list that are written below an axis
+WIDTH, ROW, SIDE, FIRST = 360, 84, 18, 28  # units: width, between two axes, beside and above the first one
+LARGEST = 540  # pixels of the width: it would else fill a wide page
 FAINTEST = 0.25  # opacity of the line of the worst trial
 TICK = 4  # half of its length
-
-Place = Callable[[int, float], tuple[float, float]]  # axis and share of its length → position
 
 
 def page(sweep: Sweep, best_first: Sequence[TrialResult], conclusion: Sequence[str], command: str) -> str:
     """The page as HTML. `conclusion`: sentences about the best trial; `command` takes it over."""
-    scales, lines = _scales(sweep, best_first), _lines(best_first)
     return rendering.page(
         "sweep.html.jinja",
         sweep=sweep,
         keys=[_short(key) for key in sweep.axes],
         conclusion=conclusion,
         command=command,
-        drawing=DRAWING,
-        on_a_desktop=_on_a_desktop(scales, lines),
-        on_a_phone=_on_a_phone(scales, lines),
+        drawing=_drawing(_scales(sweep, best_first), _lines(best_first)),
         result=RESULT,
         trials=[
             _row(rank, result, list(sweep.axes))
@@ -132,65 +125,37 @@ def _lines(best_first: Sequence[TrialResult]) -> list[str]:
 # ---- the drawing ----
 
 
-def _on_a_desktop(scales: Sequence[Scale], lines: Sequence[str]) -> Html:
-    """The axes side by side. Their titles are above in turn in two heights, because they are long."""
-
-    def place(axis: int, share: float) -> tuple[float, float]:
-        return MARGIN + STEP * axis, BOTTOM - (BOTTOM - TOP) * share
-
-    def labels(axis: int, scale: Scale) -> Iterator[str]:
-        yield charts.label(MARGIN + STEP * axis, 16 if axis % 2 else 32, scale.title, "middle")
-        for share, value in scale.ticks:
-            x, y = place(axis, share)
-            yield charts.label(x + 7, y + 4, value, "start", "haloed")
-
-    width = 2 * MARGIN + STEP * (len(scales) - 1)
-    size = f'style="min-width: {width}px; max-width: {LARGEST * width:g}px" viewBox="0 0 {width} {HEIGHT}"'
-    parts = [*_axes(scales, place, (TICK, 0)), *_routes(scales, lines, place), *_each(scales, labels)]
-    return _svg("lines", scales, lines, parts, size)
+def _at(axis: int, share: float) -> tuple[float, float]:
+    """The position of a share of the length of an axis. The axes are one below the other, as wide as a phone."""
+    return SIDE + (WIDTH - 2 * SIDE) * share, FIRST + ROW * axis
 
 
-def _on_a_phone(scales: Sequence[Scale], lines: Sequence[str]) -> Html:
-    """The same with the axes one below the other, as wide as a phone."""
-
-    def place(axis: int, share: float) -> tuple[float, float]:
-        return SIDE + (PHONE - 2 * SIDE) * share, FIRST + ROW * axis
-
-    def labels(axis: int, scale: Scale) -> Iterator[str]:
-        letters = MOST_LETTERS // len(scale.ticks)
-        yield charts.label(SIDE, FIRST + ROW * axis - 12, scale.title, "start", "haloed title")
-        for share, value in scale.ticks:
-            x, y = place(axis, share)
-            short = value if len(value) <= letters else f"{value[: max(letters - 1, 0)]}…"
-            yield charts.label(x, y + 17, short, "start" if share == 0 else "end" if share == 1 else "middle", "haloed")
-
-    parts = [*_axes(scales, place, (0, TICK)), *_routes(scales, lines, place), *_each(scales, labels)]
-    return _svg("lines-phone", scales, lines, parts, f'viewBox="0 0 {PHONE} {ROW * len(scales) - FIRST}"')
-
-
-def _axes(scales: Sequence[Scale], place: Place, tick: tuple[float, float]) -> Iterator[str]:
-    """The axes with their ticks, which reach so far to both sides."""
-    for axis, scale in enumerate(scales):
-        at = [place(axis, share) for share, _ in scale.ticks]
-        marks = [[(x - tick[0], y - tick[1]), (x + tick[0], y + tick[1])] for x, y in at]
-        ends = [place(axis, 0), place(axis, 1)]
-        yield f'<path class="grid" d="{"".join(map(charts.route, [ends, *marks]))}"/>'
-
-
-def _routes(scales: Sequence[Scale], lines: Sequence[str], place: Place) -> Iterator[str]:
-    """The lines from axis to axis: the worst first and faintest."""
-    for number in reversed(range(len(lines))):
+def _drawing(scales: Sequence[Scale], lines: Sequence[str]) -> Html:
+    parts = [part for axis, scale in enumerate(scales) for part in _axis(axis, scale)]
+    for number in reversed(range(len(lines))):  # the worst first and faintest
         opacity = 1 - (1 - FAINTEST) * number / max(len(lines) - 1, 1)
         kind = "line c1" if number == 0 else f'line c0" stroke-opacity="{opacity:.2f}'
-        route = charts.route(place(axis, scale.values[number]) for axis, scale in enumerate(scales))
-        yield f'<path class="{kind}" d="{route}"><title>{escape(lines[number])}</title></path>'
-
-
-def _each(scales: Sequence[Scale], labels: Callable[[int, Scale], Iterator[str]]) -> Iterator[str]:
-    return (label for axis, scale in enumerate(scales) for label in labels(axis, scale))
-
-
-def _svg(anchor: str, scales: Sequence[Scale], lines: Sequence[str], parts: Sequence[str], size: str) -> Html:
+        route = charts.route(_at(axis, scale.values[number]) for axis, scale in enumerate(scales))
+        parts.append(f'<path class="{kind}" d="{route}"><title>{escape(lines[number])}</title></path>')
+    parts += [part for axis, scale in enumerate(scales) for part in _labels(axis, scale)]
     over = ", ".join(scale.title for scale in scales)
     description = f"{DRAWING}: {len(lines):,} trials over {over}. Best: {lines[0]}."
-    return charts.svg(anchor, DRAWING, description, parts, size)
+    size = f'style="max-width: {LARGEST}px" viewBox="0 0 {WIDTH} {ROW * len(scales) - FIRST}"'
+    return charts.svg("lines", DRAWING, description, parts, size)
+
+
+def _axis(axis: int, scale: Scale) -> Iterator[str]:
+    """An axis with its ticks."""
+    ticks = [_at(axis, share) for share, _ in scale.ticks]
+    strokes = [[_at(axis, 0), _at(axis, 1)], *([(x, y - TICK), (x, y + TICK)] for x, y in ticks)]
+    yield f'<path class="grid" d="{"".join(map(charts.route, strokes))}"/>'
+
+
+def _labels(axis: int, scale: Scale) -> Iterator[str]:
+    """The title of an axis, above it, and its values, below it."""
+    letters = MOST_LETTERS // len(scale.ticks)
+    yield charts.label(SIDE, FIRST + ROW * axis - 12, scale.title, "start", "haloed title")
+    for share, value in scale.ticks:
+        x, y = _at(axis, share)
+        short = value if len(value) <= letters else f"{value[: max(letters - 1, 0)]}…"
+        yield charts.label(x, y + 17, short, "start" if share == 0 else "end" if share == 1 else "middle", "haloed")
