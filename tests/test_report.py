@@ -1,7 +1,5 @@
 """The stage report: one page about a run, looked at with a real browser."""
 
-import base64
-import io
 import itertools
 import math
 import os
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from playwright.sync_api import Browser
 
 from pipeline.base import files
@@ -22,7 +19,7 @@ from pipeline.command_line import COMMANDS
 from pipeline.data import split_table
 from pipeline.data.suspects import Suspect
 from pipeline.evaluation.metrics import Share
-from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings, thumbnails
+from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings
 from pipeline.reporting.facts import Facts
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
@@ -321,17 +318,6 @@ def test_one_bad_epoch_does_not_flatten_the_others() -> None:
     line = parsed(chart.svg).all("path", class_="c0")[0].attributes["d"]
     assert min(float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", line)) < 80
     assert "nan" not in chart.svg
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((400, 100), (192, 48)), ((100, 400), (48, 192)), ((50, 20), (50, 20)), ((1, 1000), (1, 192))],
-)
-def test_a_thumbnail_has_the_shape_of_the_image(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    """The longer side is 192 pixels, a small image keeps its size, and no side is 0."""
-    made = thumbnails.encode(Image.new("RGB", size), size)
-    with Image.open(io.BytesIO(base64.b64decode(made.source.partition(",")[2]))) as image:
-        assert (made.width, made.height) == image.size == expected
 
 
 @pytest.mark.parametrize("file", ['\u202e<b>".png', "a\nb.png"])

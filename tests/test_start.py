@@ -15,7 +15,7 @@ import pytest
 from benchmarks.harness import workspace
 from pipeline.__main__ import main
 from pipeline.commands import start
-from pipeline.config import machine, params
+from pipeline.config import params
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.planning import estimate, presets
@@ -125,30 +125,6 @@ def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> N
     lines = ("path,label", "cat/0.png,emu", "cat/2.png,emu", "cat/4.png,fox", "cat/6.png,fox")
     Path("data/corrections.csv").write_text("\n".join(lines))
     assert start.situation(params.load()).survey.sizes == {"cat": 16, "dog": 20, "emu": 3, "fox": 3}
-
-
-MACHINES = {
-    "a CPU": HERE,
-    "a GPU": Machine(1, "missing", True, ((8, 0),), 13, 13, cores=16),
-    "several GPUs with Apex": Machine(8, "usable", True, ((9, 0),) * 8, 13, 13, cores=64),
-}
-
-
-@pytest.mark.parametrize("parts", [[], [Part("train", 12_600, "")]], ids=["not known", "measured"])
-@pytest.mark.parametrize("name", MACHINES)
-def test_the_table_fits_into_a_terminal(
-    name: str, parts: list[Part], raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """It has 80 columns at most, and what cannot run here is marked."""
-    here = MACHINES[name]
-    monkeypatch.setattr(machine, "read", lambda: here)
-    monkeypatch.setattr(estimate, "measure_parts", lambda config, found: parts)
-    start.offer(start.Situation(params.parse(raw), here, {}, Survey("here", 2, {"": 100_000})))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 + len(presets.NAMES)
-    assert max(map(len, lines)) <= 80
-    assert ("needs" in lines[-1]) == (here.apex == "missing")
 
 
 @pytest.mark.parametrize("answer", ["", "g\n"])
