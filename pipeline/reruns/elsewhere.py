@@ -112,32 +112,23 @@ def results_folder(reference: Reference) -> Path:
 def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
     """Seed → its result. The seeds that have none yet are trained, one in each slot at a time.
 
-    Raises UserError if a stage fails.
+    Each is trained and tested in a work copy, with the inputs of the first one. Raises UserError if a stage fails.
     """
-    top = results_folder(reference)
+    config, top = reference.config, results_folder(reference)
     missing = [seed for seed in numbers if not (top / str(seed) / RESULT).is_file()]
     if missing:
         print(f"verify: training seeds: {', '.join(map(str, missing))}; work copies in {top}/", flush=True)
-        train(reference, missing, slots)
+        keep = names_to_keep(config)
+        copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in missing]
+        workcopy.share(repetition.bring_inputs(copies[0], reference.stage_hashes, STAGES), copies)
+        jobs = [repetition.job(f"seed {copy.folder.name}", copy, STAGES, "--single-item") for copy in copies]
+        runner.run_or_raise(jobs, slots, "verify", partial(write_result, config))
     paths = {seed: top / str(seed) / RESULT for seed in numbers}
     results = {seed: schema.json_of(path, Result, f"remove it: rm {path}") for seed, path in paths.items()}
     for seed, result in results.items():
         before = "" if seed in missing else "; trained before"
         print(f"verify: seed {seed}: test accuracy {result.accuracy:.4f}{before}", flush=True)
     return results
-
-
-def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
-    """Train and test each seed in a work copy, with the inputs of the first one, and write its result there."""
-    config, top = reference.config, results_folder(reference)
-    keep = names_to_keep(config)
-    copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in numbers]
-    workcopy.share(repetition.bring_inputs(copies[0], reference.stage_hashes, STAGES), copies)
-    jobs = [
-        repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
-        for seed, copy in zip(numbers, copies, strict=True)
-    ]
-    runner.run_or_raise(jobs, slots, "verify", partial(write_result, config))
 
 
 def write_result(config: Params, job: Job) -> None:

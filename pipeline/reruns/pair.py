@@ -59,12 +59,14 @@ def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, s
         [row for row, hit in zip(second.predictions, hits, strict=True) if hit == (True, False)],
         [row for row, hit in zip(first.predictions, hits, strict=True) if hit == (False, True)],
     ]
+    known_shares = [(name, [share for run in runs if (share := run.share(key))]) for key, name in FIGURES]
+    shares = [row for row in known_shares if len(row[1]) == len(runs)]  # those that both runs have
     return rendering.page(
         "compare.html.jinja",
         runs=runs,
         test=test,
         line_classes=charts.LINE_CLASSES,
-        shares=_shares(runs),
+        shares=charts.intervals("shares", "Accuracies, with their 95 % intervals", shares) if shares else None,
         figures=_figures(runs),
         is_timed=all("seconds" in run.figures for run in runs),
         changed=changes,
@@ -75,13 +77,6 @@ def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, s
         alone=alone,  # the images that only one has right, with the answer of the other one
         most=MOST,
     )
-
-
-def _shares(runs: Sequence[Run]) -> Chart | None:
-    """The figures that are shares of images in both runs, with their intervals; None if there is none."""
-    shares = [(name, [share for run in runs if (share := run.share(key))]) for key, name in FIGURES]
-    rows = [row for row in shares if len(row[1]) == len(runs)]
-    return charts.intervals("shares", "Accuracies, with their 95 % intervals", rows) if rows else None
 
 
 def _figures(runs: Sequence[Run]) -> list[dict[str, object]]:

@@ -92,7 +92,10 @@ def read(path: Path) -> Sweep:
 
 
 def _sweep(name: str, file: File) -> Sweep:
-    axes = {key: _axis(value) for key, value in file.params.items()}
+    axes = {
+        key: tuple(value) if isinstance(value, list) else Range.model_validate(value)
+        for key, value in file.params.items()
+    }
     number = math.prod(len(axis) for axis in axes.values() if isinstance(axis, tuple))
     return Sweep(name, file.search, file.trials or number, file.seed, axes)
 
@@ -160,11 +163,6 @@ def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[Fault]:
         yield Fault(key, f"from: {limits.start} × scale: log", "pair", allowed="from above 0, or scale: linear")
     if search == "grid":
         yield Fault(key, "a range × search: grid", "pair", allowed="a list of values, or search: random")
-
-
-def _axis(value: Any) -> Axis:
-    """A range or a list of values, as the file has them."""
-    return tuple(value) if isinstance(value, list) else Range.model_validate(value)
 
 
 def combinations(sweep: Sweep) -> int:

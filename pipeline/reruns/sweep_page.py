@@ -64,7 +64,7 @@ def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, objec
 
 @dataclass(frozen=True)
 class Scale:
-    """The positions of values on an axis, from 0 (below, or left) to 1, and the labels beside it."""
+    """The positions of values on an axis, from 0 (left) to 1, and the labels below it."""
 
     title: str
     ticks: Sequence[tuple[float, str]]
@@ -86,16 +86,9 @@ def _scale(sweep: Sweep, key: str, values: Sequence[Any]) -> Scale:
         log = axis.scale == "log" and min(values) > 0  # the present value may lie outside
         return _of_numbers(_short(key), min(axis.start, *values), max(axis.to, *values), values, log=log)
     choices = [*axis, *(value for value in values if value not in axis)]  # at most one, the present value
-    indices = [choices.index(value) for value in values]
-    return _of_names(_short(key), [trials.as_yaml(value) for value in choices], indices)
-
-
-def _of_names(title: str, names: Sequence[str], indices: Sequence[int]) -> Scale:
-    """An axis of values without a distance; `indices`: the number of the value of each line."""
-    last = max(len(names) - 1, 1)
-    every = -(-len(names) // MOST_TICKS)
-    ticks = [(number / last, name) for number, name in enumerate(names) if number % every == 0]
-    return Scale(title, ticks, [number / last for number in indices])
+    last, every = max(len(choices) - 1, 1), -(-len(choices) // MOST_TICKS)
+    ticks = [(number / last, trials.as_yaml(value)) for number, value in enumerate(choices) if number % every == 0]
+    return Scale(_short(key), ticks, [choices.index(value) / last for value in values])
 
 
 def _of_numbers(title: str, low: float, high: float, values: Sequence[float], *, log: bool) -> Scale:
