@@ -4,13 +4,8 @@ The probabilities must be of models that were not trained on the image. The thre
 of this class over the images with its label. An image is a probable label error if the probability of another class is
 at least the threshold of that class, and the class of its label is not the most likely one.
 
-The last step of the paper is left out: for each pair of classes it selects as many images as an estimate of the noise
-says (cleanlab: "prune_by_noise_rate"). A person looks at each image, so each must have its own evidence, and must not
-depend on a rounded number. The images are sorted by the normalized margin, the lead of the most likely class over the
-label, because a person must decide between the two.
-
-cleanlab has both steps, and is the oracle in the tests. As a dependency it would bring pandas and scikit-learn, about
-150 MB, for this one module.
+The images are sorted by the normalized margin, the lead of the most likely class over the label. docs/label-errors.md
+says what is left out of the paper, and why. cleanlab is the oracle in the tests.
 """
 
 import math
