@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache as cache_results
+from functools import reduce
 from graphlib import TopologicalSorter
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,15 +106,9 @@ def _stage(name: str, values: Mapping[str, Any], read: Callable[[Path], Any]) ->
     for file, key in dvc_lock.tracked(name):
         path = identity.filled(file, values)
         with suppress(KeyError, TypeError):  # the file lacks the setting
-            params.setdefault(path, {})[key] = _at(key, read(Path(path)))
+            params.setdefault(path, {})[key] = reduce(getitem, key.split("."), read(Path(path)))
     deps = tuple(identity.filled(str(path), values) for path in dvc_lock.deps(name))
     return Stage(name, str(dvc_lock.commands()[name]), deps, params, dvc_lock.outs(name))
-
-
-def _at(key: str, table: Any) -> Any:
-    for part in key.split("."):
-        table = table[part]
-    return table
 
 
 def _decide(stage: Stage, entry: dict[str, Any], folder: Folder) -> tuple[State, list[Reason]]:
@@ -152,11 +148,13 @@ def _input_reasons(
         return
     if entry.get("cmd") != stage.command:
         yield Reason("command", stage.name, values={"old": entry.get("cmd"), "new": stage.command})
-    old, new = (_merged(tables) for tables in (entry.get("params", {}), stage.params))
-    keys = [key for name in new if name not in old or old[name] != new[name] for key in _leaves(name, old, new)]
-    for key in dict.fromkeys(keys):
-        values = {word: value for word, tables in (("old", old), ("new", new)) for value in _leaf(key, tables)}
-        yield Reason("param", key, values=values)
+    tracked = {name: value for table in stage.params.values() for name, value in table.items()}
+    locked = {name: table[name] for table in entry.get("params", {}).values() for name in table if name in tracked}
+    old, new = dict(document.leaves(locked)), dict(document.leaves(tracked))
+    for key in old | new:
+        values = {word: side[key] for word, side in (("old", old), ("new", new)) if key in side}
+        if len(values) == 1 or values["old"] != values["new"]:
+            yield Reason("param", key, values=values)
     changed = [path for path, md5 in now.items() if md5 != expected.get(path)]
     yield from _stage_reasons(RESTORED, {path: folder.makers[path] for path in changed if path in folder.restored})
     for path in changed:
@@ -200,24 +198,6 @@ def _difference(kind: Kind, output: Output, expected: str, folder: Folder) -> Re
     return Reason(kind, output.path, files={path: words[path in before, path in output.files] for path in paths})
 
 
-def _merged(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Name → value of the params of all files."""
-    return {name: value for table in tables.values() for name, value in table.items()}
-
-
-def _leaves(name: str, *sides: Mapping[str, Any]) -> list[str]:
-    """The dotted keys at or below `name` whose values are not the same on both sides; `name` if there are none."""
-    old, new = (dict(document.leaves({name: side[name]} if name in side else {})) for side in sides)
-    return [key for key in {**old, **new} if key not in old or key not in new or old[key] != new[key]] or [name]
-
-
-def _leaf(key: str, tables: Mapping[str, Any]) -> Iterator[Any]:
-    """The value of a dotted key in tables, if there is one."""
-    leaves = dict(document.leaves(tables))
-    if key in leaves:
-        yield leaves[key]
-
-
 def _run_cache(stage: Stage, deps: Hashes, folder: Folder) -> Hashes:
     """The outputs of the newest entry of DVC's run cache for a stage that reads these hashes; empty without one."""
     entry = {
@@ -229,7 +209,7 @@ def _run_cache(stage: Stage, deps: Hashes, folder: Folder) -> Hashes:
     text = json.dumps({key: value for key, value in entry.items() if value}, sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()
     entries = sorted((folder.cache / "runs" / key[:2] / key).glob("*"), key=lambda path: path.stat().st_mtime)
-    return dvc_lock.outs_of_entry(entries[-1].read_text(encoding="utf-8", errors="replace")) if entries else {}
+    return dvc_lock.outs_of_entry(entries[-1]) if entries else {}
 
 
 def _without(keys: tuple[str, ...], value: Any) -> Any:

@@ -47,15 +47,15 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
     memory = integrity.load_memory()
     stage_hashes = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
     to_restore = {path for stage, hashes in stage_hashes.items() if stage in stages for path in hashes["outs"]}
-    objects, entries = _objects(cache), _run_cache_entries(cache)
+    objects = _objects(cache)
+    entries = sorted(str(path) for path in cache.glob("runs/*/*/*") if path.is_file())  # of the run cache
     _announce(objects, memory)
     outs = {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}
     outputs, hashed_outputs = integrity.inspect_outputs(outs, memory)
     hashed_objects, hashed_entries = integrity.hash_files(objects, memory), integrity.hash_files(entries, memory)
     damaged = [path for path, (md5, *_) in hashed_objects.items() if md5 != integrity.md5_of_object(path)]
-    incomplete = [
-        path for path, entry in hashed_entries.items() if memory.get(path) != entry and not _is_complete(Path(path))
-    ]
+    new_entries = [path for path, entry in hashed_entries.items() if memory.get(path) != entry]
+    incomplete = [path for path in new_entries if not dvc_lock.outs_of_entry(Path(path))]
     stale = [output for output in outputs if output.differs and output.path in to_restore]
     repairs = _touch_changed_files(stale, cache)
     repairs += _remove_objects(damaged, outputs, cache) + _remove_compiled()
@@ -94,20 +94,11 @@ def _objects(cache: Path) -> list[str]:
     return [f"{folder}/{name}" for folder in folders for name in sorted(os.listdir(folder)) if NAME.fullmatch(name)]  # noqa: PTH208  (very many)
 
 
-def _run_cache_entries(cache: Path) -> list[str]:
-    """Every entry of DVC's run cache: what a stage wrote, by a hash of its inputs."""
-    return sorted(str(path) for path in cache.glob("runs/*/*/*") if path.is_file())
-
-
 def _announce(paths: list[str], memory: Hashed) -> None:
     """Print a message if there is much to read."""
     size = sum(Path(path).stat().st_size for path in paths if path not in memory)
     if size > LARGE:
         print(f"repro: reading {size / 1e9:.0f} GB of DVC's cache, which is new here", file=sys.stderr)
-
-
-def _is_complete(entry: Path) -> bool:
-    return dvc_lock.states_a_stage(entry.read_text(encoding="utf-8", errors="replace"))
 
 
 def _remove_empty(cache: Path) -> None:

@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.base import files
 from pipeline.base.errors import damaged, missing
 
-LOCK = Path("dvc.lock")
+LOCK, YAML_FILE = Path("dvc.lock"), Path("dvc.yaml")
 BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 
 Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
@@ -65,80 +65,66 @@ def params(path: Path = LOCK) -> dict[str, Any]:
     return {key: value for table in tables for key, value in table.items()}
 
 
-def commands(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
+def commands() -> dict[str, Any]:
     """The command of every stage in dvc.yaml. Raises UserError if dvc.yaml is missing or not readable."""
-    return {stage: entry.get("cmd") for stage, entry in _stages(path).items()}
+    return {stage: entry.get("cmd") for stage, entry in _stages().items()}
 
 
-def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
-    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins.
+def code(stage: str) -> list[Path]:
+    """The files of the project among a stage's deps, sorted: code, lock and pins. Raises UserError as `commands` does.
 
     The outputs of stages and a folder that a setting names (${…}) are none.
-    Raises UserError if dvc.yaml is missing or not readable.
     """
-    outs = [out for entry in _stages(path).values() for out in _outs(entry)]
-    sources = [dep for dep in deps(stage, path) if not (_reads([dep], outs) or str(dep).startswith("${"))]
+    written = [out for name in _stages() for out in outs(name)]
+    sources = [dep for dep in deps(stage) if not (_reads([dep], written) or str(dep).startswith("${"))]
     files = [file for dep in sources for file in (dep.rglob("*.py") if dep.is_dir() else [dep])]
     return sorted(file for file in files if not file.name.startswith("."))  # such as an editor's
 
 
-def deps(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
-    """The deps of a stage in dvc.yaml. Raises UserError if dvc.yaml is missing or not readable."""
-    return [Path(dep) for dep in _stages(path)[stage]["deps"]]
+def deps(stage: str) -> list[Path]:
+    """The deps of a stage in dvc.yaml. Raises UserError as `commands` does."""
+    return [Path(dep) for dep in _stages()[stage]["deps"]]
 
 
-def tracked(stage: str, path: Path = Path("dvc.yaml")) -> list[tuple[str, str]]:
+def tracked(stage: str) -> list[tuple[str, str]]:
     """The params of a stage in dvc.yaml: the file, and the dotted name of a setting in it or of a table of settings.
 
-    Raises UserError if dvc.yaml is missing or not readable.
+    Raises UserError as `commands` does.
     """
-    entries = _stages(path)[stage].get("params", [])
+    entries = _stages()[stage].get("params", [])
     tables = [entry if isinstance(entry, dict) else {"params.yaml": [entry]} for entry in entries]
     return [(file, name) for table in tables for file, names in table.items() for name in names]
 
 
-def graph(path: Path = Path("dvc.yaml")) -> dict[str, set[str]]:
-    """Stage → the stages whose outputs it reads. Raises UserError if dvc.yaml is missing or not readable."""
-    stages = _stages(path)
-    return {
-        stage: {other for other, maker in stages.items() if _reads(map(Path, entry["deps"]), _outs(maker))}
-        for stage, entry in stages.items()
-    }
+def graph() -> dict[str, set[str]]:
+    """Stage → the stages whose outputs it reads. Raises UserError as `commands` does."""
+    written = {stage: outs(stage) for stage in _stages()}
+    return {stage: {maker for maker in written if _reads(deps(stage), written[maker])} for stage in written}
 
 
-def _reads(deps: Iterable[Path], outs: Collection[Path]) -> bool:
+def _reads(deps: Iterable[Path], outs: Collection[str]) -> bool:
     """Whether one of `deps` is one of `outs`, is in one, or has one in it."""
-    return any(dep.is_relative_to(out) or out.is_relative_to(dep) for dep in deps for out in outs)
+    return any(dep.is_relative_to(out) or Path(out).is_relative_to(dep) for dep in deps for out in outs)
 
 
-def outs(stage: str, path: Path = Path("dvc.yaml")) -> dict[str, bool]:
-    """Output → whether DVC has it in its cache, for a stage in dvc.yaml.
+def outs(stage: str) -> dict[str, bool]:
+    """Output → whether DVC has it in its cache, for a stage in dvc.yaml. Raises UserError as `commands` does.
 
-    Raises UserError if dvc.yaml is missing or not readable.
+    An output in dvc.yaml is a path, or a table with the path as its only key.
     """
-    return _outs_with_cache(_stages(path)[stage])
-
-
-def _outs_with_cache(stage: Mapping[str, Any]) -> dict[str, bool]:
-    """The same: an output in dvc.yaml is a path, or a table with the path as its only key."""
-    outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
-    tables = [out if isinstance(out, dict) else {out: {}} for out in outs]
+    entries = [out for kind in ("outs", "metrics", "plots") for out in _stages()[stage].get(kind, [])]
+    tables = [entry if isinstance(entry, dict) else {entry: {}} for entry in entries]
     return {path: options.get("cache", True) for table in tables for path, options in table.items()}
 
 
-def _outs(stage: Mapping[str, Any]) -> list[Path]:
-    """What a stage of dvc.yaml writes."""
-    return list(map(Path, _outs_with_cache(stage)))
-
-
-def _stages(path: Path) -> dict[str, dict[str, Any]]:
-    """The stages of a dvc.yaml, each with its deps as text."""
+def _stages() -> dict[str, dict[str, Any]]:
+    """The stages of dvc.yaml, each with its deps as text."""
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
+        return _parsed(YAML_FILE.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise missing(path, "run from the project's folder, where it lies") from None
+        raise missing(YAML_FILE, "run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
-        raise damaged(path, "not readable", f"restore it (git checkout {path.name})") from None
+        raise damaged(YAML_FILE, "not readable", f"restore it (git checkout {YAML_FILE})") from None
 
 
 @lru_cache(maxsize=1)  # a study asks for each of its trainings, and parsing takes 60 ms
@@ -149,18 +135,18 @@ def _parsed(text: str) -> dict[str, dict[str, Any]]:
 
 def backup() -> None:
     """Copy dvc.lock to BACKUP, if it is whole."""
-    if LOCK.is_file() and is_whole(text := _text(LOCK)):
+    if text := _whole_text(LOCK):
         files.write_text(BACKUP, text)
 
 
 def is_cut() -> bool:
     """Whether there is a dvc.lock, and a killed DVC left it incomplete."""
-    return LOCK.is_file() and not is_whole(_text(LOCK))
+    return LOCK.is_file() and not _whole_text(LOCK)
 
 
 def restore() -> str:
     """Replace dvc.lock by BACKUP, or by the committed one, or remove it. Returns what was done, in words."""
-    if BACKUP.is_file() and is_whole(text := _text(BACKUP)):
+    if text := _whole_text(BACKUP):
         files.write_text(LOCK, text)
         return "put back as it was before the last run"
     committed = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
@@ -171,9 +157,10 @@ def restore() -> str:
     return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
 
 
-def _text(path: Path) -> str:
-    """The text of a file that may be damaged: bytes that are not UTF-8 are replaced."""
-    return path.read_text(encoding="utf-8", errors="replace")
+def _whole_text(path: Path) -> str:
+    """The text of a dvc.lock; empty if the file is missing or cut."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return text if is_whole(text) else ""
 
 
 def is_whole(text: str) -> bool:
@@ -187,14 +174,9 @@ def is_whole(text: str) -> bool:
     return all(isinstance(entry, dict) and _stage_is_whole(entry) for entry in content["stages"].values())
 
 
-def states_a_stage(text: str) -> bool:
-    """Whether the text of an entry of DVC's run cache (one stage of a dvc.lock) is complete."""
-    return bool(outs_of_entry(text))
-
-
-def outs_of_entry(text: str) -> Hashes:
-    """The outputs in the text of an entry of DVC's run cache; empty if it is not complete."""
-    content = _table(text)
+def outs_of_entry(path: Path) -> Hashes:
+    """The outputs in an entry of DVC's run cache, which is one stage of a dvc.lock; empty if it is not complete."""
+    content = _table(path.read_text(encoding="utf-8", errors="replace"))
     return {out["path"]: str(out["md5"]) for out in content.get("outs", [])} if _stage_is_whole(content) else {}
 
 
