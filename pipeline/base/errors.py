@@ -189,12 +189,9 @@ def _describe_file_error(error: OSError) -> str:
         with suppress(OSError):
             folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
             free = shutil.disk_usage(folder).free / 1e6
-            return f"{place}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
-    return f"{place}: {error.strerror}; {_again(UNKNOWN)}"
-
-
-def _again(remedy: str) -> str:
-    return f"{remedy}, then run again"
+            free_there = f"({free:,.0f} MB free there)"
+            return f"{place}: {error.strerror} {free_there}; make room or give write access, then run again"
+    return f"{place}: {error.strerror}; {UNKNOWN}, then run again"
 
 
 def _describe_memory_error(text: str) -> str:

@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from pipeline.base import files, linux
@@ -116,17 +117,15 @@ def save_memory(memory: Hashed) -> None:
 
 
 def _files_in(folder: str) -> list[str]:
-    """The files in a folder that DVC does not ignore, relative to it, in the order of DVC's listings."""
+    """The files in a folder that DVC does not ignore, in the order of DVC's listings."""
     lines = IGNORE.read_text(encoding="utf-8").splitlines() if IGNORE.is_file() else []
     ignored = _any_of(line for line in lines if line and line[0] not in "#/")
     ignored_path = _any_of(line[1:] for line in lines if line.startswith("/"))
-    relative = []
+    paths = []
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not ignored.match(name)]
-        parent = top[len(folder) :].lstrip("/")
-        kept = [name for name in names if not (ignored.match(name) or ignored_path.match(f"{top}/{name}"))]
-        relative += [f"{parent}/{name}" if parent else name for name in kept]
-    return sorted(relative)
+        paths += [f"{top}/{name}" for name in names if not ignored.match(name)]
+    return sorted(path for path in paths if not ignored_path.match(path))
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -134,15 +133,11 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
-def _listing(hashes: dict[str, str]) -> bytes:
-    """DVC's cache object for a folder: a JSON list of the MD5 and relative path of each file."""
-    entries = [{"md5": hashes[path], "relpath": path} for path in sorted(hashes)]
-    return json.dumps(entries, sort_keys=True).encode()
-
-
 def listing_of(output: Output) -> bytes:
-    """DVC's cache object for an output that is a folder, made from the files that are there."""
-    return _listing({path.removeprefix(f"{output.path}/"): md5 for path, md5 in output.files.items()})
+    """DVC's cache object for an output that is a folder: a JSON list of the MD5 and relative path of each file."""
+    relative = {path.removeprefix(f"{output.path}/"): md5 for path, md5 in output.files.items()}
+    entries = [{"md5": relative[path], "relpath": path} for path in sorted(relative)]
+    return json.dumps(entries, sort_keys=True).encode()
 
 
 def digest_of(output: Output) -> str:
@@ -153,18 +148,13 @@ def digest_of(output: Output) -> str:
 def inspect_outputs(outs: dvc_lock.Hashes, memory: Hashed) -> tuple[list[Output], Hashed]:
     """Hash outputs (path → MD5 in dvc.lock). Returns each with its actual hash, and the hashes of all their files."""
     folders = {path: _files_in(path) for path, md5 in outs.items() if md5.endswith(".dir") and Path(path).is_dir()}
-    paths = [path for path in outs if path not in folders]
-    in_folders = (f"{folder}/{name}" for folder, names in folders.items() for name in names)
-    hashed = hash_files([*paths, *in_folders], memory)
+    files_of = {path: folders.get(path, [path]) for path in outs}
+    hashed = hash_files(chain.from_iterable(files_of.values()), memory)
     outputs = []
     for path, expected in outs.items():
-        if path in folders:
-            hashes = {name: str(hashed[f"{path}/{name}"][0]) for name in folders[path] if f"{path}/{name}" in hashed}
-            md5 = hashlib.md5(_listing(hashes), usedforsecurity=False).hexdigest() + ".dir"
-            outputs.append(Output(path, expected, md5, {f"{path}/{name}": md5 for name, md5 in hashes.items()}))
-        else:
-            hashes = {path: str(hashed[path][0])} if path in hashed else {}
-            outputs.append(Output(path, expected, hashes.get(path, ""), hashes))
+        hashes = {file: str(hashed[file][0]) for file in files_of[path] if file in hashed}
+        output = Output(path, expected, hashes.get(path, ""), hashes)
+        outputs.append(replace(output, actual=digest_of(output)) if path in folders else output)
     return outputs, hashed
 
 
