@@ -41,10 +41,7 @@ def read(path: Path) -> Any:
     try:
         if path.exists() and not path.is_file():  # reading a pipe or a device may have no end
             raise OSError(errno.EINVAL, "not a plain file")
-        content = YAML(typ="safe", pure=True).load(path.read_bytes())
-        if _has_cycle(content):
-            raise ValueError("an anchor contains itself")
-        return content
+        return YAML(typ="safe", pure=True).load(path.read_bytes())
     except FileNotFoundError:
         remedy = f"run from the project's folder, where {path.name} lies"
         raise UserError(Fault(str(path), "not found", "missing", remedy=remedy)) from None
@@ -54,14 +51,6 @@ def read(path: Path) -> Any:
     except Exception as error:  # for a value that does not exist, such as May 99, the parser raises any exception
         reason, remedy = short_text(str(error), str), f"git diff {path.name} shows what changed; {restore}"
         raise UserError(Fault(str(path), "not readable as YAML", "damaged", reason, remedy=remedy)) from None
-
-
-def _has_cycle(value: Any, parents: frozenset[int] = frozenset()) -> bool:
-    """Whether a list or table contains itself. `parents`: the ids of the containers that `value` is in."""
-    if not isinstance(value, dict | list | tuple):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return id(value) in parents or any(_has_cycle(item, parents | {id(value)}) for item in items)
 
 
 def updated_text(text: str, values: Mapping[str, Any]) -> str:
