@@ -278,16 +278,11 @@ def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory
 
 
 def test_every_model_has_published_weights_that_can_be_checked() -> None:
-    """torchvision's default weights of each model have an https address with a part of their hash. Others are refused:
-    another scheme than https, or less than eight digits of the hash."""
+    """torchvision's default weights of each model have an https address with a part of their hash."""
     for name in network.names():
         url, prefix = pretrained.published_weights(name)
         assert url.startswith("https://")
         assert len(prefix) >= 8
-    starts = ("http://127.0.0.1/resnet18-f37072fd", "file:///resnet18-f37072fd")
-    for start in (*starts, *(f"https://127.0.0.1/resnet18{rest}" for rest in ("-f37072f", "", "-f37072fz"))):
-        with refuses(("train.weights", "value")):
-            pretrained.hash_prefix(f"{start}.pth")
 
 
 def test_the_stage_brings_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

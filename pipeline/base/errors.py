@@ -108,6 +108,11 @@ def damaged(path: Path | str, reason: str, remedy: str) -> UserError:
     return UserError(Fault(str(path), "damaged", "damaged", reason, remedy=remedy))
 
 
+def one_line(error: Exception) -> str:
+    """The text of an error in one line of at most 200 letters; the name of its type if it has no text."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 class Stopped(Exception):
     """The run was asked to stop, and its work is saved. The text has the signal, the step, and how to go on."""
 

@@ -2,13 +2,8 @@
 
     perennial repro [--verbose] [arguments of dvc repro]
 
-DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. A DVC that is killed while it writes leaves them cut, and the next
-`dvc repro` refuses to start. A DVC that is killed while a stage runs leaves its PID in the rwlock. The next `dvc repro`
-then refuses to start as long as any process has that PID, which is likely in a container: it has few PIDs, and they are
-the same every time. If no DVC works in this folder, this command removes such an rwlock, replaces a cut dvc.lock by the
-last complete one, and prints what it did. Otherwise it runs the pipeline exactly as `dvc repro` does.
-
-DVC's ordinary lines are shown with --verbose, or if DVC fails: see versioning/quiet.py.
+versioning/killed_dvc.py and versioning/cache_repair.py say what is repaired. DVC's ordinary lines are shown with
+--verbose, or if DVC fails: see versioning/quiet.py.
 
 This process forwards signals to DVC and the stage. If it is killed, they are terminated. It ends after the last of
 them: when the prompt is back, or a container ends, an interrupted training has saved its state.

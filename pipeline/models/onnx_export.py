@@ -18,7 +18,7 @@ import onnx
 import torch
 from onnxscript import optimizer
 
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, one_line
 from pipeline.models.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, Description
 from pipeline.models.exported import ExportedModel, with_normalization
@@ -46,8 +46,7 @@ def content(model: ExportedModel, description: Description, weights: str, accept
     try:
         graph = trace(model)
     except Exception as error:  # any error is possible inside torch's exporter
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise _refusal(description.model, f"torch cannot write it as ONNX ({reason})") from None
+        raise _refusal(description.model, f"torch cannot write it as ONNX ({one_line(error)})") from None
     fix_shapes(graph)
     clean(graph)
     notes = {

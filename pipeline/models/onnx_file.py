@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from pipeline.base import schema
-from pipeline.base.errors import Fault, UserError, damaged, missing
+from pipeline.base.errors import Fault, UserError, damaged, missing, one_line
 from pipeline.models.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, View
 
@@ -40,7 +40,7 @@ class OnnxModel:
         try:
             (logits,) = self.session.run([OUTPUT], {INPUT: pixels})
         except Exception as error:  # onnxruntime has a class of its own for every fault
-            raise _foreign(self.path, f"cannot be computed: {_reason(error)}") from None
+            raise _foreign(self.path, f"cannot be computed: {one_line(error)}") from None
         expected = (len(pixels), len(self.classes))
         if logits.shape != expected:
             raise _foreign(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
@@ -68,7 +68,7 @@ def load(path: Path, threads: int) -> OnnxModel:
     except OSError:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every fault
-        raise _foreign(path, _reason(error)) from None
+        raise _foreign(path, one_line(error)) from None
     with schema.reading(path, REMEDY, KeyError):
         classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
         scores = notes.get("acceptance", "")
@@ -96,10 +96,6 @@ def exit_on_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _foreign(path: Path, reason: str) -> UserError:

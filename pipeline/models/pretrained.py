@@ -39,17 +39,8 @@ AUXILIARY_HEAD = re.compile(r"(aux1|aux2|AuxLogits)\.")  # in GoogLeNet and Ince
 def published_weights(model: str) -> tuple[str, str]:
     """The address of torchvision's default weights of a model, and the first digits of their SHA-256."""
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
-    return url, hash_prefix(url)
-
-
-def hash_prefix(url: str) -> str:
-    """The digits of the SHA-256 (8 or more) in a name like resnet18-f37072fd.pth. Raises UserError without them."""
-    match = re.search(r"^https://.*-([0-9a-f]{8,64})\.pth$", url)
-    if not match:
-        reason = f"it would be fetched from {url!r}, which cannot be checked"
-        allowed = "an https:// address of a .pth file with 8 or more digits of its SHA-256 in its name"
-        raise _refusal("imagenet", "value", reason, allowed, "fetch and name a file instead")
-    return match[1]
+    (digits,) = re.findall(r"-([0-9a-f]{8,64})\.pth$", url)  # as in resnet18-f37072fd.pth
+    return url, digits
 
 
 def convert(source: Path, target: Path) -> list[str]:
@@ -110,18 +101,19 @@ def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str
         raise errors.damaged(path, fault, schema.checkout(path.parent))
     name = next(name for name, module in net.named_modules() if module is head)
     head_names = [f"{name}.{part}" for part in head.state_dict()]
+    heads_match = _same_but_for_classes(state, tensors, head_names)
     note = f"{path}: {len(tensors)} tensors loaded"
     if file_classes and any(tensors[part].shape[:1] != (len(file_classes),) for part in head_names if part in tensors):
         reason = f"its metadata names {len(file_classes)} classes, its head {name!r} has another number"
         raise _refusal(path, "damaged", reason, remedy="write the names of all its classes, or none")
-    if file_classes and file_classes != tuple(classes) and _same_but_for_classes(state, tensors, head_names):
+    if file_classes and file_classes != tuple(classes) and heads_match:
         common_classes = [label for label in classes if label in file_classes]
         tensors |= {part: _by_class(state[part], tensors[part], classes, file_classes) for part in head_names}
         new = ", ".join(repr(label) for label in classes if label not in file_classes)
         note += f"; of the head {name!r}, the parts of {len(common_classes)} classes"
         if new:
             note += f"; untrained: {new}"
-    elif _other_classes(state, tensors, head_names):
+    elif heads_match and any(len(tensors[part]) != len(state[part]) for part in head_names):
         file_count, model_count = len(tensors[head_names[0]]), len(state[head_names[0]])
         note += f", except the head {name!r} ({file_count} classes there, {model_count} here): it starts untrained"
         tensors |= {part: state[part] for part in head_names}
@@ -154,8 +146,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _refusal(value: Path | str, kind: Kind, reason: str, allowed: str = "", remedy: str = "") -> UserError:
-    return UserError(Fault("train.weights", str(value), kind, reason, allowed, remedy))
+def _refusal(path: Path, kind: Kind, reason: str, allowed: str = "", remedy: str = "") -> UserError:
+    return UserError(Fault("train.weights", str(path), kind, reason, allowed, remedy))
 
 
 @contextmanager
@@ -194,13 +186,6 @@ def _new_name(name: str) -> str:
     for pattern, replacement in OLD_NAMES:
         name = pattern.sub(replacement, name)
     return name
-
-
-def _other_classes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> bool:
-    """Whether the two heads differ in their number of classes, the first axis, and in nothing else."""
-    return _same_but_for_classes(state, tensors, head_names) and any(
-        len(tensors[name]) != len(state[name]) for name in head_names
-    )
 
 
 def _same_but_for_classes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> bool:

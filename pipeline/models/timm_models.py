@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, one_line
 from pipeline.base.text import did_you_mean
 from pipeline.config import resolution
 from pipeline.config.model_names import TIMM
@@ -50,8 +50,7 @@ def faults(settings: Train) -> list[Fault]:
         return [Fault("train.model", model, "unknown", reason, remedy=guess)]
     with torch.device("meta"):
         net, other = build(model, 2).eval(), build(model, 3)
-    class_parameters = _class_parameters(net, other)
-    if not class_parameters or class_parameters - _head_parameters(net):
+    if not _names_its_head(net, other):
         reason = "timm does not name one layer that gives the classes, so the head is not known"
         return [Fault("train.model", model, "value", reason, "another model")]
     crop_sides = [(resolution.key_of(settings, side), side) for side in resolution.sides_of_training(settings)]
@@ -62,12 +61,6 @@ def faults(settings: Train) -> list[Fault]:
             allowed = f"{0 if key == 'crop_from' else own_side}, or another model"
             return [Fault(f"train.{key}", str(side), "pair", reason, allowed)]
     return []
-
-
-def check(settings: Train) -> None:
-    """Raise UserError if train.model is one of timm's and cannot be trained with these sides."""
-    if reasons := faults(settings):
-        raise UserError(*reasons)
 
 
 def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
@@ -81,17 +74,15 @@ def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[flo
     )
 
 
-def _class_parameters(net: nn.Module, other: nn.Module) -> set[str]:
-    """The names of the parameters that differ in shape between two models with another number of classes."""
-    others = dict(other.named_parameters())
-    return {name for name, value in net.named_parameters() if value.shape != others[name].shape}
+def _names_its_head(net: nn.Module, other: nn.Module) -> bool:
+    """Whether timm names a layer that has every parameter whose shape depends on the number of classes.
 
-
-def _head_parameters(net: nn.Module) -> set[str]:
-    """The names of the parameters of the layer that timm names as the classifier."""
-    classifier = head(net)
+    `other`: the same model with another number of classes.
+    """
+    classifier, others = head(net), dict(other.named_parameters())
     head_ids = {id(value) for value in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
-    return {name for name, value in net.named_parameters() if id(value) in head_ids}
+    of_classes = [value for name, value in net.named_parameters() if value.shape != others[name].shape]
+    return bool(of_classes) and all(id(value) in head_ids for value in of_classes)
 
 
 def _side_fault(net: nn.Module, side: int) -> str:
@@ -100,5 +91,5 @@ def _side_fault(net: nn.Module, side: int) -> str:
         with torch.no_grad():
             output = net(torch.empty(2, 3, side, side, device="meta"))
     except (RuntimeError, AssertionError, ValueError) as error:
-        return " ".join(str(error).split()).rstrip(".")[:120] or type(error).__name__
+        return one_line(error)
     return "" if isinstance(output, torch.Tensor) and output.shape == (2, 2) else "it gives no logits"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.base import linux
-from pipeline.base.errors import Fault, Stopped, UserError, exit_status
+from pipeline.base.errors import Fault, Stopped, UserError, exit_status, raise_if_any
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock, integrity
@@ -19,8 +19,7 @@ STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launc
 def load_params() -> Params:
     """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()
-    if faults := validity.faults(config, machine.read()):
-        raise UserError(*faults)
+    raise_if_any(validity.faults(config, machine.read()))
     return config
 
 

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import locks
+from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
@@ -96,7 +96,7 @@ def main(arguments: Namespace) -> int:
             print(f"train: {note}", file=sys.stderr)
         set_variables(config.train, arithmetic)
         check_apex(config.train)
-        timm_models.check(config.train)
+        errors.raise_if_any(timm_models.faults(config.train))
         run = on_this_node(config.run) if name == "evaluate" else config.run
         frame.tell(f"{name}: starting processes: {run.processes}")
         with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))

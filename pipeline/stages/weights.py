@@ -9,7 +9,7 @@ runs again without a network.
 from argparse import Namespace
 from pathlib import Path
 
-from pipeline.base import files
+from pipeline.base import errors, files
 from pipeline.config.model_names import TIMM, weights_file
 from pipeline.config.params import Params
 from pipeline.data import fetch
@@ -22,7 +22,7 @@ def run(config: Params) -> None:
     if model.startswith(TIMM):
         from pipeline.models import timm_models  # imports torch, which takes seconds
 
-        timm_models.check(config.train)
+        errors.raise_if_any(timm_models.faults(config.train))
     with files.atomic_folder(Path(config.paths.weights)) as folder:
         if choice == "none":  # DVC warns of an empty folder with every command
             files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")

@@ -1,4 +1,9 @@
-"""What a killed DVC leaves: a lock of its own that nobody holds, and a cut dvc.lock. And whether a DVC still works."""
+"""What a killed DVC leaves: a lock of its own that nobody holds, and a cut dvc.lock. And whether a DVC still works.
+
+DVC rewrites dvc.lock and its rwlock in place: a DVC that is killed while it writes leaves them cut. The rwlock also
+keeps its PID. The next `dvc repro` then refuses to start as long as any process has that PID. In a container, which has
+few PIDs, that is likely.
+"""
 
 import json
 import os
