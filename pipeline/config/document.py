@@ -4,7 +4,6 @@ YAML is read with ruamel, as DVC reads it (`lr: 1e-4` is a number). Values are n
 """
 
 import difflib
-import errno
 import io
 import json
 import reprlib
@@ -16,8 +15,8 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
-from pipeline.base import files
-from pipeline.base.errors import Fault, UserError, without_secrets
+from pipeline.base import files, schema
+from pipeline.base.errors import Fault, without_secrets
 from pipeline.base.text import did_you_mean, in_words, visible
 
 MAX_LENGTH = 200  # characters of a value in a message
@@ -37,20 +36,10 @@ REPR = _Repr()
 
 def read(path: Path) -> Any:
     """The content of a YAML file. Raises UserError if it cannot be read, or is not YAML."""
-    restore = f"restore it: git checkout {path.name}"
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe or a device may have no end
-            raise OSError(errno.EINVAL, "not a plain file")
+    remedy = f"run from the project's folder, or restore the file (git checkout {path.name})"
+    # For a value that does not exist, such as May 99, the parser raises any exception.
+    with schema.reading(path, remedy, Exception):
         return YAML(typ="safe", pure=True).load(path.read_bytes())
-    except FileNotFoundError:
-        remedy = f"run from the project's folder, where {path.name} lies"
-        raise UserError(Fault(str(path), "not found", "missing", remedy=remedy)) from None
-    except OSError as error:
-        reason, remedy = error.strerror or "", f"give read access to it, or {restore}"
-        raise UserError(Fault(str(path), "cannot be read", "damaged", reason, remedy=remedy)) from None
-    except Exception as error:  # for a value that does not exist, such as May 99, the parser raises any exception
-        reason, remedy = short_text(str(error), str), f"git diff {path.name} shows what changed; {restore}"
-        raise UserError(Fault(str(path), "not readable as YAML", "damaged", reason, remedy=remedy)) from None
 
 
 def updated_text(text: str, values: Mapping[str, Any]) -> str:
