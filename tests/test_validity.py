@@ -1,16 +1,12 @@
 """Which pairs of choices run: every pair is tried. tests/test_refusals.py has what is refused, and in which form."""
 
 import itertools
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from pipeline.commands import doctor
-from pipeline.config import machine, rules, validity
+from pipeline.config import rules, validity
 from pipeline.config.machine import Machine
-from pipeline.models import description
-from pipeline.stages import frame, launch
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 
 USUAL = {key: options[0] for key, options in CHOICES.items()} | {
@@ -67,23 +63,3 @@ def test_visible_gpus_without_a_process_are_named(
     note = validity.unused_gpus(with_lines(**{"train__device": "cuda", "train__parallel": "ddp", **lines}), here)
     assert remedy in note
     assert note.startswith(f"{unused} of ") if unused else note == ""
-
-
-@pytest.mark.parametrize(("stage", "names"), [("train", True), ("evaluate", False)])
-def test_a_training_begins_with_the_gpus_that_it_does_not_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: str, names: bool
-) -> None:
-    """The doctor says the same, beside the visible GPUs."""
-    config = with_lines(train__device="cuda", train__parallel="ddp")
-    monkeypatch.setattr(machine, "read", lambda: EIGHT_GPUS)
-    monkeypatch.setattr(frame, "run_stage", lambda _, work: work(config) or 0)
-    monkeypatch.setattr(launch, "set_variables", lambda *_: None)
-    monkeypatch.setattr(launch, "with_restarts", lambda *_: None)
-    monkeypatch.setattr(description, "usable_arithmetic", lambda _: "native")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    assert launch.main(Namespace(command=stage)) == 0
-    note = validity.unused_gpus(config, EIGHT_GPUS)
-    assert (note in capsys.readouterr().err) is names
-    lines = [finding.value for finding in doctor.findings(config, EIGHT_GPUS) if finding.fact == "GPUs"]
-    assert lines[0].endswith("; CUDA_VISIBLE_DEVICES: '0,3'")
-    assert lines[1:] == [note]
