@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from pipeline.base import files
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
-from pipeline.config.params import Fit, Grey
-from pipeline.data import corrections, images, originals
+from pipeline.data import corrections, originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
@@ -39,12 +36,6 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     patient = params.parse(on_cpu(raw, train__patience=3))
     assert estimate.describe_total(patient, [train]).startswith("at most ")
     assert not re.search(r"\d", estimate.describe_total(config, []))
-
-
-def test_a_time_is_rounded() -> None:
-    """The machine is not always as busy as now."""
-    words = [estimate.time_in_words(seconds).split()[1:] for seconds in (1, 38, 100, 560, 12_600)]
-    assert words == [["5", "seconds"], ["40", "seconds"], ["2", "minutes"], ["9", "minutes"], ["3.5", "hours"]]
 
 
 @pytest.fixture
@@ -90,31 +81,6 @@ def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: p
     with refuses(("estimate", "failed")):
         estimate.measure_times(params.parse(broken), 2)
     assert "Output size is too small" in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("inbox")
-def test_photos_are_read_as_the_stages_read_them(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample is resized to prepare.size, with prepare.grey and prepare.fit."""
-    config = params.parse(change(raw, data__source="inbox", prepare__grey="percentile", split__min_side=1))
-    config = params.with_values(config, {"prepare.fit": "pad"})
-    real, settings = images.resize_to_square, set()
-
-    def resize_to_square(path: Path, size: int, max_pixels: int, grey: Grey, fit: Fit) -> NDArray[np.uint8]:
-        settings.add((size, grey, fit))
-        return real(path, size, max_pixels, grey, fit=fit)
-
-    monkeypatch.setattr(images, "resize_to_square", resize_to_square)
-    assert estimate.reading_seconds(config, survey.survey(config)) > 0
-    assert settings == {(config.prepare.size, "percentile", "pad")}
-
-
-def test_a_variable_that_a_training_refuses_has_no_estimate(
-    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The estimate is for processes with the environment of a training."""
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    with refuses(("GLIBC_TUNABLES", "pair")):
-        estimate.measure_times(params.parse(on_cpu(raw)), 2)
 
 
 def test_images_are_counted_where_the_params_say(

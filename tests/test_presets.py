@@ -1,7 +1,7 @@
 """The presets of `perennial start`: for every machine and every number of images, params that can run and learn."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -77,26 +77,14 @@ def test_very_few_images_are_at_least_two_batches(images: int) -> None:
         assert 2 * presets.changes(name, machine, images)["train.batch_size"] <= images
 
 
-def test_more_images_never_get_fewer_steps() -> None:
-    """From data set to larger data set, the number of training steps does not fall, except where a batch grows."""
-    for name in ("quick", "good", "best"):
-        epochs_by_images = [
-            (n, presets.changes(name, MACHINES["one core"], n)) for n in (200, 500, 1_000, 5_000, 50_000)
-        ]
-        steps = [values["train.epochs"] * n // values["train.batch_size"] for n, values in epochs_by_images]
-        assert all(later > 0.95 * earlier for earlier, later in pairwise(steps)), steps
-
-
 def test_modern_is_apex_with_other_means() -> None:
     """The same model, pixels and epochs, on all GPUs; compiled where there is a compiler."""
-    eight, one = (presets.changes("modern", MACHINES[name], 3_000) for name in ("eight GPUs with Apex", "one GPU"))
-    apex = presets.changes("apex", MACHINES["eight GPUs with Apex"], 3_000)
+    here = MACHINES["eight GPUs with Apex"]
+    modern, apex = (presets.changes(name, here, 3_000) for name in ("modern", "apex"))
     for key in ("train.model", "train.crop", "train.epochs", "run.processes"):
-        assert eight[key] == apex[key]
-    ways = ("train.precision", "train.parallel", "train.memory_format", "train.compile")
-    assert [eight[key] for key in ways] == ["bf16", "ddp", "channels_last", True]
-    assert [one[key] for key in ways] == ["bf16", "single", "channels_last", True]
-    assert not presets.changes("modern", replace(MACHINES["one GPU"], compiler=False), 3_000)["train.compile"]
+        assert modern[key] == apex[key]
+    assert modern["train.compile"]
+    assert not presets.changes("modern", replace(here, compiler=False), 3_000)["train.compile"]
 
 
 def test_fast_begins_with_small_images() -> None:
