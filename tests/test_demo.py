@@ -39,11 +39,6 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
     assert [re.findall(r"\b\w\b|none", line) for line in lines] == [[*"b92"], ["c", "none", "3"], ["d", "4", "none"]]
 
 
-def test_the_cause_of_a_difference_is_named() -> None:
-    """The instructions that an older CPU lacks, or one of another architecture; elsewhere it can only be a change."""
-    assert [demo.cause(lacking).count("AVX2") > 1 for lacking in ((), ("AVX2", "FMA"))] == [False, True]
-
-
 def test_on_an_older_cpu_the_demo_is_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its params differ from the committed ones in this one value. Otherwise they are the committed ones."""
     monkeypatch.chdir(PROJECT)

@@ -60,10 +60,6 @@ def test_an_identity_has_the_values_of_the_params() -> None:
     assert identity.settings(elastic, ["train"]) == values | {"train.parallel": "elastic", "run.processes": "any"}
 
 
-def test_the_order_of_keys_changes_no_digest() -> None:
-    assert identity.digest({"a": 1, "b": [2]}) == identity.digest({"b": [2], "a": 1}) != identity.digest({"a": 1})
-
-
 @pytest.mark.parametrize("part", ["train.lr", "data", "code", "versions"])
 def test_each_part_decides(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings, data, code, and what a caller adds. A setting that is varied does not."""

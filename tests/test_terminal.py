@@ -150,10 +150,3 @@ def test_zsh_accepts_its_script(capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed: its syntax is not checked")
     subprocess.run(["zsh", "-n"], input=text, text=True, check=True)
-
-
-def test_another_shell_is_refused() -> None:
-    """With the shells that there are."""
-    with pytest.raises(SystemExit) as end:
-        main([COMPLETION, "fish"])
-    assert end.value.code == 2

@@ -18,7 +18,6 @@ from pipeline.evaluation import inference
 from pipeline.loader import augment, storage
 from pipeline.models import exported, network, pretrained, timm_models
 from tests.conftest import on_cpu, read_params
-from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
@@ -111,13 +110,3 @@ def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path
         launch(folder)
     one, three = map(outputs, folders)
     assert one == three
-
-
-def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) -> None:
-    """A changed model.json cannot make timm fetch anything."""
-    folder = small_world(tmp_path, train__model=MODELS[1], train__epochs=1)
-    launch(folder)
-    path = folder / "models/model.json"
-    path.write_text(path.read_text().replace(MODELS[1], "timm/hf-hub:timm/resnet18.a1_in1k"))
-    with refuses((path, "damaged")):
-        exported.load(folder / "models")
