@@ -74,9 +74,9 @@ def set_up_interpreter() -> None:
 def announce(name: str, command: Command) -> None:
     """Print what a command does."""
     descriptor = 2 if command.answers else 1
-    if command.doing and (descriptor == 1 or os.isatty(descriptor)):
+    if command.group and (descriptor == 1 or os.isatty(descriptor)):
         with suppress(OSError):  # not with print: what it cannot write, it would try to write again at the end
-            os.write(descriptor, f"{name}: {command.doing}\n".encode())
+            os.write(descriptor, f"{name}: {command.help}\n".encode())
 
 
 def print_text(text: str) -> int:

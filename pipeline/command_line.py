@@ -19,10 +19,9 @@ class Command:
     """A command of the program. `main(arguments)` of its module returns the exit status."""
 
     group: str  # of the list of commands; empty: not in the list
-    help: str  # its line in the list
-    doing: str  # printed before its imports; empty: nothing
+    help: str  # its line in the list; printed before its imports if it is in the list
     arguments: Callable[[Parser], object] = lambda parser: None  # adds its arguments to a parser
-    answers: bool = False  # its stdout is read by programs: `doing` goes to stderr, and only if a person sees it
+    answers: bool = False  # its stdout is read by programs: `help` goes to stderr, and only if a person sees it
 
 
 BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.yaml runs them"
@@ -148,84 +147,43 @@ def rank(parser: Parser) -> None:
 
 COMMANDS = {
     "start": Command(
-        BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes",
-        "looking at this machine and at your images", start,
+        BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes", start
     ),
-    "demo": Command(
-        BEGIN, "the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)",
-        "running all stages on drawn flowers in .demo/, a copy of the project", demo,
-    ),
+    "demo": Command(BEGIN, "run the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)", demo),
     "doctor": Command(
-        BEGIN, "what this machine has, and why it would refuse the params, or how long they take",
-        "looking at this machine and at params.yaml", answers=True,
+        BEGIN, "show what this machine has, and why it would refuse the params, or how long they take", answers=True
     ),
     "repro": Command(
-        RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left",
-        "checking the files of earlier runs, then running the stages (dvc repro)", repro,
+        RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left", repro
     ),
-    "folds": Command(
-        RUN, "train and test on every fold: one figure over all images", "training and testing on every fold, in "
-        "copies of the project", folds,
-    ),
-    "curve": Command(
-        RUN, "the accuracy with 12, 25, 50 and 100 % of the training images: would more photos help?",
-        "training with a part of the images, in copies of the project", curve,
-    ),
-    "sweep": Command(
-        RUN, "try settings, ranked on the validation images; the best one is tested",
-        "reading the ranges, and checking the params of every trial", sweep,
-    ),
+    "folds": Command(RUN, "train and test on every fold, in copies of the project: one figure over all images", folds),
+    "curve": Command(RUN, "train with 12, 25, 50 and 100 % of the training images: would more photos help?", curve),
+    "sweep": Command(RUN, "try settings, ranked on the validation images; the best one is tested", sweep),
     "plan": Command(
-        ASK, "what the next run will do: each stage, what changed, and how long it took last time",
-        "comparing files and params with dvc.lock", plan, answers=True,
+        ASK, "say what the next run will do: each stage, what changed, and its last time", plan, answers=True
     ),
-    "predict": Command(ASK, "the class of each photo", "loading the model", predict, answers=True),
+    "predict": Command(ASK, "name the class of each photo", predict, answers=True),
     "compare": Command(
-        ASK, "experiments and commits side by side, with intervals, and a test of two",
-        "reading the experiments and their figures from Git and DVC", compare, answers=True,
+        ASK, "show experiments and commits side by side, with intervals, and a test of two", compare, answers=True
     ),
     "verify": Command(
-        ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte",
-        "repeating what a dvc.lock says, in a copy", verify,
+        ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte", verify
     ),
-    "trace": Command(
-        ASK, "where two machines differ: the step and the operator", "repeating an epoch of the training, in a copy",
-        trace,
-    ),
-    "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
-    "continue-from": Command(
-        KEEP, "start the next training from a model that is in DVC", "getting the model from DVC", continue_from
-    ),
-    "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/", "looking through runs/"),
-    "download": Command(STAGES, "images in class folders: an archive, a folder, or drawn", "getting the images"),
-    "split": Command(
-        STAGES, "every image checked, and assigned to train, val or test",
-        "checking every image, and assigning it to train, val or test",
-    ),
-    "prepare": Command(
-        STAGES, "images resized, and packed into one file", "resizing the images, and packing them into one file"
-    ),
-    "weights": Command(
-        STAGES, "pretrained weights, if train.weights names some",
-        "getting pretrained weights, if train.weights names some",
-    ),
-    "train": Command(
-        STAGES, "the model trained, in run.processes processes", "starting; it takes some seconds until the first step"
-    ),
-    "evaluate": Command(
-        STAGES, "the model measured on the test images", "measuring the trained model on the test images"
-    ),
-    "export": Command(
-        STAGES, "the model as ONNX", "writing the model as ONNX, and comparing its answers on the test images"
-    ),
-    "card": Command(
-        STAGES, "the model card for the Hugging Face Hub", "describing the model for the Hugging Face Hub"
-    ),
-    "report": Command(
-        STAGES, "reports/index.html", "writing a page with the figures, the curves, the mistakes and the data"
-    ),
-    "rank": Command("", "one process of train or evaluate; the launcher starts it", "", rank),
-}  # fmt: skip
+    "trace": Command(ASK, "find the step and the operator in which two machines differ", trace),
+    "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
+    "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
+    "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),
+    "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
+    "split": Command(STAGES, "check every image, and assign it to train, val or test"),
+    "prepare": Command(STAGES, "resize the images, and pack them into one file"),
+    "weights": Command(STAGES, "get pretrained weights, if train.weights names some"),
+    "train": Command(STAGES, "train the model, in run.processes processes; the first step takes some seconds"),
+    "evaluate": Command(STAGES, "measure the trained model on the test images"),
+    "export": Command(STAGES, "write the model as ONNX, and compare its answers on the test images"),
+    "card": Command(STAGES, "write the model card for the Hugging Face Hub"),
+    "report": Command(STAGES, "write a page with the figures, the curves, the mistakes and the data"),
+    "rank": Command("", "one process of train or evaluate; the launcher starts it", rank),
+}
 
 
 def listing() -> str:

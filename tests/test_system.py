@@ -184,8 +184,8 @@ def test_a_command_says_what_it_does_before_its_slow_imports(name: str, tmp_path
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
     for words in (ANSWERABLE.get(name, []), ["--help"]):
         _, text = on_terminal([*command, *words], tmp_path, env=environ)
-        doing = COMMANDS[name].doing
-        assert text.startswith(f"{name}: {doing}\r\n" if doing else "slow") == (words != ["--help"]), text
+        first = f"{name}: {COMMANDS[name].help}\r\n" if COMMANDS[name].group else "slow"
+        assert text.startswith(first) == (words != ["--help"]), text
         assert ("slow imports" in text) == (words != ["--help"])
 
 
