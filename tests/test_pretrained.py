@@ -20,10 +20,8 @@ from pipeline.base.errors import Kind, UserError
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
-from pipeline.stages import weights
 from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
-from tests.helpers.sources import project
 
 
 def small(classes: int = 3) -> nn.Module:
@@ -277,23 +275,3 @@ def test_every_model_has_published_weights_that_can_be_checked() -> None:
         url, prefix = pretrained.published_weights(name)
         assert url.startswith("https://")
         assert len(prefix) >= 8
-
-
-def test_the_stage_brings_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path in `train.weights` gives <train.model>.safetensors; a later failure does not change it."""
-    monkeypatch.chdir(tmp_path)
-    config = project(tmp_path, source="inbox")
-
-    def with_weights(path: str) -> Any:
-        """The params with this path."""
-        train = config.train.model_copy(update={"model": "shufflenet_v2_x0_5", "weights": path})
-        return config.model_copy(update={"train": train})
-
-    torch.save({"state_dict": small().state_dict()}, "mine.pth")
-    weights.run(with_weights("mine.pth"))
-    [path] = Path(config.paths.weights).iterdir()
-    assert path.name == "shufflenet_v2_x0_5.safetensors"
-    assert same(safetensors.torch.load_file(path), small().state_dict())
-    with refuses(("train.weights", "missing")):
-        weights.run(with_weights("other.pth"))
-    assert list(Path(config.paths.weights).iterdir()) == [path]
