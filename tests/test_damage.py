@@ -107,24 +107,6 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
 
 
 @pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
-def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> None:
-    """A flipped image, a cut array, an empty model and metric, which DVC accepts, are restored or made again."""
-    before, inside = everything(project), an_image(project)
-    flip(object_of(project, "data/images", inside))
-    cut(object_of(project, "data/packed", "images.npy"))
-    overwrite(object_of(project, "models/model.safetensors"))
-    overwrite(object_of(project, "metrics/eval.json"))
-    for path in ("data/images", "data/packed", "models", "metrics/eval.json"):
-        shutil.rmtree(project / path) if (project / path).is_dir() else (project / path).unlink()
-    call(project, "dvc", "checkout")
-    assert (project / "models/model.safetensors").stat().st_size == 0
-    again = repro(project)
-    assert f"data/images/{inside}: " in again.stderr
-    assert "data/packed/images.npy: " in again.stderr
-    assert everything(project) == before
-
-
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
     flip(object_of(project, "data/packed", "images.npy"))

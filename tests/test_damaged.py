@@ -265,17 +265,6 @@ def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damag
     assert (folder / "runs/1").is_dir()
 
 
-def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
-    """If a folder has an output's name, or a file its folder's name, nothing is written and nothing is left."""
-    (tmp_path / "split.csv").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"split\.csv"):
-        files.write_text(tmp_path / "split.csv", "text")
-    (tmp_path / "metrics").write_text("a file")
-    with pytest.raises(OSError, match="metrics"):
-        files.write_text(tmp_path / "metrics/eval.json", "text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics", "split.csv"]
-
-
 def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged backup of dvc.lock is not restored, and gives no traceback."""
     monkeypatch.chdir(tmp_path)
