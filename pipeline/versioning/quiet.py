@@ -15,7 +15,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +45,7 @@ class Sieve:
     skipped: dict[str, list[str]] = field(default_factory=lambda: {summary: [] for summary in SKIPS.values()})
     stage: str = ""  # the one that ran last
     start: float = 0.0  # its time; 0 after its end
-    cause: BaseException | None = None  # why DVC fails: the first of a chain of errors
+    cause: BaseException | None = None  # why DVC fails: see first_cause
 
     def __call__(self, record: logging.LogRecord) -> bool:
         """Whether a record is written where DVC writes it: to `ordinary`, or to stderr."""
@@ -63,7 +62,7 @@ class Sieve:
         self.show_skipped()
         if record.levelno < logging.ERROR:
             return True
-        *_, self.cause = causes(record.exc_info[1] if record.exc_info else None)
+        self.cause = first_cause(record.exc_info[1] if record.exc_info else None)
         if self.is_told_by_stage() or isinstance(self.cause, KeyboardInterrupt):
             return False
         self.show_ordinary()
@@ -126,12 +125,11 @@ def read_seconds() -> dict[str, float]:
         return {}
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException | None]:
-    """An error, and what caused it, to the first cause."""
-    yield error
+def first_cause(error: BaseException | None) -> BaseException | None:
+    """The error at the beginning of a chain of errors."""
     while error and error.__cause__:
         error = error.__cause__
-        yield error
+    return error
 
 
 def hide_short_bars() -> None:
