@@ -2,12 +2,15 @@
 
 python -m benchmarks                     every benchmark, with its first line
 python -m benchmarks loader --tiny       one of them, with its options (--help lists them)
+python -m benchmarks worker MODULE …     a process that a program has started: the function `worker` of the module
 """
 
 import ast
-import runpy
+import importlib
 import sys
 from pathlib import Path
+
+from pipeline.base.errors import UserError
 
 
 def commands() -> dict[str, tuple[str, str]]:
@@ -20,20 +23,27 @@ def commands() -> dict[str, tuple[str, str]]:
     return result
 
 
-def main(arguments: list[str]) -> int:
-    """The exit status; a benchmark that runs sets its own."""
+def main(arguments: list[str]) -> int | None:
+    """The exit status; None for 0. A UserError is one line on standard error, and status 1."""
+    if arguments[:1] == ["worker"]:
+        importlib.import_module(arguments[1]).worker(*arguments[2:])
+        return None
     benchmarks = commands()
     if not arguments:
         for name, (_, first_line) in benchmarks.items():
             print(f"python -m benchmarks {name:<16} {first_line}")
-        return 0
+        return None
     name = arguments[0]
     if name not in benchmarks:
         print(f"benchmarks: {name}: no such benchmark; allowed: {', '.join(benchmarks)}", file=sys.stderr)
         return 2
     sys.argv = arguments
-    runpy.run_module(benchmarks[name][0], run_name="__main__", alter_sys=True)
-    return 0
+    try:
+        status: int | None = importlib.import_module(benchmarks[name][0]).main()
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -141,10 +141,10 @@ class Worker:
     """A process that takes one turn per request. Contenders in different workers share no cache, thread or patch."""
 
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """Start `python -m module worker arguments`, which calls `serve`."""
+        """Start a process that calls `worker(*arguments)` of the module, which calls `serve`."""
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, "worker", *arguments], env={**os.environ, **(env or {})},
+            [sys.executable, "-m", "benchmarks", "worker", module, *arguments], env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
         )  # fmt: skip
 
@@ -403,12 +403,3 @@ def take_turns(report: Report, names: Sequence[str], turns: int, run: Callable[[
 def less_from(once: float, ours: float, other: float) -> int | None:
     """From which epoch on ours costs less in all: `once` and then `ours` per epoch, against `other` per epoch."""
     return int(once / (other - ours)) + 1 if other > ours else None
-
-
-@contextmanager
-def exit_on_user_error(name: str) -> Iterator[None]:
-    """Inside the block a UserError ends the program with one line and exit status 1."""
-    try:
-        yield
-    except UserError as error:
-        sys.exit(f"{name}: {error}")

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ NEEDED = ("pipeline", "requirements", "docker", "params.yaml", "dvc.yaml")  # wh
 READ = STAGES[: STAGES.index("prepare") + 1]  # the stages whose outputs a store keeps
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
 ONE_PROCESS: Changes = {"train": {"device": "cpu", "precision": "fp32", "parallel": "single"}}  # on every machine
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A new folder, whose path has no link. It is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+        yield Path(folder).resolve()
 
 
 # ---------------------------------------------------------------- copies of the project
@@ -56,6 +64,11 @@ def run_checked(folder: Path, *command: str) -> None:
     done = call(folder, *command)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def run_stage(folder: Path, stage: str) -> None:
+    """Run a stage. Raises RuntimeError with its output if it fails."""
+    run_checked(folder, sys.executable, "-m", "pipeline", stage)
 
 
 def declared(stage: str) -> list[str]:
@@ -103,11 +116,11 @@ def prepare(folder: Path, store: Path | None = None) -> None:
     """
     for stage in STAGES[: STAGES.index("train")]:
         if store is None or stage not in READ:
-            run_checked(folder, sys.executable, "-m", "pipeline", stage)
+            run_stage(folder, stage)
             continue
         entry = store / outputs_digest(folder, stage)[:16]
         if not entry.is_dir():
-            run_checked(folder, sys.executable, "-m", "pipeline", stage)
+            run_stage(folder, stage)
             with files.atomic_folder(entry) as outputs:
                 for name in declared(stage):
                     copy_path(folder / name, outputs / name)

@@ -8,7 +8,6 @@ both memory formats, native in the default one. Seconds are those of the CPU: wi
 idle core, and another program changes them little.
 """
 
-import sys
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -17,9 +16,6 @@ from itertools import islice
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.__main__ import set_up_interpreter
-from pipeline.base import linux
-from pipeline.config import params
 from pipeline.config.params import Arithmetic
 from pipeline.engine.environment import required_variables
 
@@ -53,22 +49,12 @@ CASES = {
 TURNS = {"cpu": 9, "tiny": 1}
 
 
-def worker(case: Case, memory_format: str) -> None:
+def worker(model: str, side: str, batch: str, memory_format: str) -> None:
     """Be a process: a turn takes some steps."""
     from benchmarks.speed import ours
-    from pipeline.engine import determinism
-    from pipeline.engine.world import World
 
-    set_up_interpreter()  # these two as a stage does
-    linux.keep_freed_memory()
-    settings = {
-        "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,
-        "precision": "fp32", "epochs": 1000, "lr": 0.001, "memory_format": memory_format,
-    }  # fmt: skip
-    config = ours.with_settings(params.load(), settings)
-    determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    ready = ours.Ready.of_noise(config, World.from_env({}, "cpu"), case.batch, case.side)
-    steps = ours.Trainer.of(ready).steps(ours.resident(next(ready.batches())))
+    options = {"device": "cpu", "precision": "fp32", "memory_format": memory_format}
+    steps = ours.steps_on_noise(model, int(batch), int(side), **options)
 
     def turn(count: int) -> Row:
         began = time.process_time()
@@ -84,8 +70,8 @@ def measure(case: Case, turns: int) -> Row:
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(
-                Worker("benchmarks.speed.arithmetic", case.model, str(case.side), str(case.batch), str(case.steps),
-                       memory_format, env=required_variables(1, True, arithmetic))
+                Worker("benchmarks.speed.arithmetic", case.model, str(case.side), str(case.batch), memory_format,
+                       env=required_variables(1, True, arithmetic))
             ) for name, (arithmetic, memory_format) in WAYS.items()
         }  # fmt: skip
         each = [{name: one.ask(count=case.steps)["seconds"] for name, one in workers.items()} for _ in range(turns)]
@@ -94,20 +80,11 @@ def measure(case: Case, turns: int) -> Row:
     return measuring.medians(seconds) | measuring.medians(ratios)
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "arithmetic", photos=False).parse_args()
     name = "tiny" if options.tiny else "cpu"
-    with measuring.exit_on_user_error("arithmetic"):
-        report = Report("arithmetic", options, turns=TURNS[name])
-        for case in CASES[name]:
-            if report.missing([case.title]):
-                report.add(case.title, measure(case, TURNS[name]))
-        report.conclude(**{name: {title: row[name] for title, row in report.rows.items()} for name in RATIOS})
-    return 0
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(Case(sys.argv[2], *map(int, sys.argv[3:6])), sys.argv[6])
-    else:
-        sys.exit(main())
+    report = Report("arithmetic", options, turns=TURNS[name])
+    for case in CASES[name]:
+        if report.missing([case.title]):
+            report.add(case.title, measure(case, TURNS[name]))
+    report.conclude(**{name: {title: row[name] for title, row in report.rows.items()} for name in RATIOS})

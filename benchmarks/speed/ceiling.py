@@ -3,15 +3,13 @@
     python -m benchmarks ceiling --device cuda
 
 1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
-the other. `host_ms` is the time
-of the host for one step: from an idle device until all its work is issued. On a GPU, two processes that take turns also
-measure the cost of `train.deterministic: true`. The last rows are those of `planning`, on this machine.
+the other. `host_ms` is the time of the host for one step: from an idle device until all its work is issued. On a GPU,
+two processes that take turns also measure the cost of `train.deterministic: true`. The last rows are those of
+`planning`, on this machine.
 """
 
 import gc
 import math
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -74,13 +72,13 @@ def title(case: Case) -> str:
 # ---------------------------------------------------------------- a process with one model
 
 
-def worker(folder: Path, device: str, deterministic: bool) -> None:
-    """A worker process. A turn takes steps of one case for some seconds: with our batches, then with one that stays."""
+def worker(folder: str, device: str, deterministic: str) -> None:
+    """Be a process. A turn takes steps of one case for some seconds: with our batches, then with one that stays."""
     import torch
 
     from benchmarks.speed import ours
 
-    with ours.ready(folder, device=device, deterministic=deterministic) as ready:
+    with ours.ready(Path(folder), device=device, deterministic=deterministic == "True") as ready:
         streams: dict[str, Iterator[Any]] = {}
         known: list[Any] = []
 
@@ -123,17 +121,10 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
         measuring.serve(turn)
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """The folder and device on which a worker trains."""
-
-    folder: Path
-    device: str
-
-    def worker(self, deterministic: bool) -> Worker:
-        """Start a worker."""
-        arguments = (str(self.folder), self.device, str(int(deterministic)))
-        return Worker("benchmarks.speed.ceiling", *arguments, env=required_variables(1, deterministic))
+def start_worker(folder: Path, device: str, deterministic: bool) -> Worker:
+    """Start a process that trains in the folder."""
+    arguments = (str(folder), device, str(deterministic))
+    return Worker("benchmarks.speed.ceiling", *arguments, env=required_variables(1, deterministic))
 
 
 # ---------------------------------------------------------------- the cases
@@ -145,14 +136,14 @@ def groups(cases: Sequence[Case]) -> list[list[Case]]:
     return [native, *([one] for one in apex)]
 
 
-def measure(group: list[Case], preset: Preset, workplace: Workplace, report: Report) -> None:
+def measure(group: list[Case], preset: Preset, folder: Path, device: str, report: Report) -> None:
     """Add a row for each case; for those in `preset.both` a second without `deterministic`, with the cost of it."""
-    with workplace.worker(True) as strict:
+    with start_worker(folder, device, True) as strict:
         for one in group:
             if report.missing([title(one)]):
                 report.add(title(one), row(one, race([strict], one, preset)[0]))
             if one in preset.both and report.missing([title(one) + FREELY]):
-                with workplace.worker(False) as free:
+                with start_worker(folder, device, False) as free:
                     turns = race([strict, free], one, preset)
                 on, off = map(measuring.medians, turns)
                 report.add(title(one) + FREELY, {**row(one, turns[1]), "cost": on["ours"] / off["ours"] - 1})
@@ -181,28 +172,25 @@ def row(one: Case, turns: list[Row]) -> Row:
     }
 
 
-def main() -> int:
+def main() -> None:
     parser = measuring.parser(__doc__, "ceiling")
     parser.add_argument("--without", default="no such row", help="leave out the rows whose names contain this")
     options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with measuring.exit_on_user_error("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("ceiling") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("ceiling", options, **photos.facts)
         cases = tuple(one for one in preset.cases if options.without not in title(one))
         preset = left_out(replace(preset, cases=cases), report)
-        workplace = Workplace(base / "copy", options.device)
         missing = report.missing([*map(title, preset.cases), *(title(one) + FREELY for one in preset.both)])
         if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001}}
             packed_size = {"prepare": {"size": preset.packed_size}}
-            workspace.create_prepared(
-                workplace.folder, workspace.ONE_PROCESS, packed_size, training, photos.params, store=options.store
-            )
+            changes = (workspace.ONE_PROCESS, packed_size, training, photos.params)
+            workspace.create_prepared(base / "copy", *changes, store=options.store)
         for group in groups(preset.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
-                measure(group, preset, workplace, report)
+                measure(group, preset, base / "copy", options.device, report)
         planning.measure(preset.turns, report)
         rows = report.rows
         report.conclude(
@@ -210,7 +198,6 @@ def main() -> int:
             cost_of_deterministic={name: row["cost"] for name, row in rows.items() if "cost" in row},
             planning_ms={name: row["plan_ms"] for name, row in rows.items() if "plan_ms" in row},
         )
-    return 0
 
 
 def left_out(preset: Preset, report: Report) -> Preset:
@@ -227,10 +214,3 @@ def left_out(preset: Preset, report: Report) -> Preset:
             report.leave_out(title(one), missing)
     cases, both = (tuple(one for one in cases if not reason(one)) for cases in (preset.cases, preset.both))
     return replace(preset, cases=cases, both=both)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "1")
-    else:
-        sys.exit(main())

@@ -7,7 +7,6 @@ stage, twice; they take turns. The global batch is the same for all. Numbers of 
 left out. On a CPU there are 1 and 2 processes. The plot is devices_<device>.svg, beside the JSON.
 """
 
-import sys
 from collections.abc import Mapping
 
 from benchmarks.harness import measuring
@@ -47,17 +46,11 @@ def plot(seconds: Mapping[str, float]) -> str:
     return charts.svg("devices", "Seconds per epoch", text, parts, SIZE) + "\n"
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "devices").parse_args()
     cases = {title(number, options.device): case(number) for number in NUMBERS[options.device]}
-    with measuring.exit_on_user_error("devices"):
-        report = ways.measure("devices", options, cases)
-        seconds = {name: report.rows[name]["epoch_s"] for name in cases if name in report.rows}
-        files.write_text(options.out / f"devices_{options.device}.svg", plot(seconds))
-        one = seconds[title(1, options.device)]
-        report.conclude(times_as_fast={name: one / value for name, value in seconds.items()})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report = ways.measure("devices", options, cases)
+    seconds = {name: report.rows[name]["epoch_s"] for name in cases if name in report.rows}
+    files.write_text(options.out / f"devices_{options.device}.svg", plot(seconds))
+    one = seconds[title(1, options.device)]
+    report.conclude(times_as_fast={name: one / value for name, value in seconds.items()})

@@ -12,10 +12,7 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness.measuring import RESULTS, machine
-from benchmarks.harness.workspace import call, create_repository, prepare, run_checked, set_params
+from benchmarks.harness.measuring import RESULTS, formatted, machine, medians
+from benchmarks.harness.workspace import create_prepared, forget_runs, run_stage, set_params, temporary_folder
 from pipeline.base import files, linux
 from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
@@ -65,13 +62,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """Train in the folder with these changes. Raises RuntimeError if it fails."""
     set_params(folder, params)
-    run_checked(folder, sys.executable, "-m", "pipeline", "train")
-
-
-def prepare_folder(folder: Path, params: dict[str, dict[str, Any]]) -> None:
-    """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
-    create_repository(folder, params)
-    prepare(folder)
+    run_stage(folder, "train")
 
 
 # ---------------------------------------------------------------- hashes
@@ -79,9 +70,9 @@ def prepare_folder(folder: Path, params: dict[str, dict[str, Any]]) -> None:
 
 def hashes() -> Iterator[dict[str, Any]]:
     """A row for every way of running."""
-    with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
-        folder = Path(temporary) / "copy"
-        prepare_folder(folder, SMALL)
+    with temporary_folder("elastic") as base:
+        folder = base / "copy"
+        create_prepared(folder, SMALL)
         for precision, optimizer, launcher, processes in itertools.product(
             ("fp32", "bf16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 8)
         ):
@@ -93,7 +84,7 @@ def hashes() -> Iterator[dict[str, Any]]:
                 "precision": precision, "optimizer": optimizer, "launcher": launcher, "processes": processes,
                 "sha256": files.sha256(folder / "models/model.safetensors"),
             }  # fmt: skip
-            files.remove(folder / "runs")
+            forget_runs(folder)
 
 
 # ---------------------------------------------------------------- cost
@@ -133,11 +124,14 @@ def measure(steps: Iterator[None], count: int, world: World) -> float:
     return float(max(distributed.all_gather_object((time.perf_counter() - began) / count)))
 
 
-def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None:
-    """One process of a race between ddp and elastic with few and many shards, which take turns.
+def worker(*arguments: str) -> None:
+    """Be one process of a race between ddp and elastic with few and many shards, which take turns.
 
-    The first process prints the seconds as JSON.
+    `arguments`: the images of a batch, their side in pixels, the turns, the steps of a turn, and the precision. The
+    first process prints the seconds as JSON.
     """
+    batch, side, rounds, count = map(int, arguments[:4])
+    precision = arguments[4]
     linux.keep_freed_memory()  # these two as a stage does
     determinism.make_deterministic(1, True)
     world = World.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
@@ -160,21 +154,18 @@ def cost() -> Iterator[dict[str, Any]]:
     sizes = [size for size in (1, 2, 4, 8) if size <= gpus] if gpus else [1, 2, 4]
     batch, side, rounds, count = (256, 224, 7, 20) if gpus else (32, 64, 5, 3)
     for size, precision in itertools.product(sizes, ("fp32", "bf16") if gpus else ("fp32",)):
-        command = ["torchrun", "--standalone", f"--nproc-per-node={size}", "-m", "benchmarks.speed.elastic", "race"]
-        options = [str(batch), str(side), precision, str(rounds), str(count)]
-        fixed = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        done = subprocess.run(
-            [*command, *options], env={**os.environ, **fixed}, capture_output=True, text=True, check=False
-        )
+        torchrun = ["torchrun", "--standalone", f"--nproc-per-node={size}", "-m", "benchmarks", "worker"]
+        command = [*torchrun, "benchmarks.speed.elastic", *map(str, (batch, side, rounds, count, precision))]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
-        seconds = json.loads(done.stdout.splitlines()[-1])
-        medians = {name: statistics.median(turn[name] for turn in seconds) for name in seconds[0]}
+        seconds = medians(json.loads(done.stdout.splitlines()[-1]))
         for shards in SHARDS:
-            if ours := medians.get(f"elastic {shards}"):
+            if ours := seconds.get(f"elastic {shards}"):
                 yield {
                     "processes": size, "precision": precision, "batch": batch, "side": side, "shards": shards,
-                    "ddp_seconds": medians["ddp"], "elastic_seconds": ours, "ratio": ours / medians["ddp"],
+                    "ddp_seconds": seconds["ddp"], "elastic_seconds": ours, "ratio": ours / seconds["ddp"],
                     "bytes_moved": moved(size, shards)["elastic"], "ring_bytes_moved": moved(size, shards)["ring"],
                 }  # fmt: skip
 
@@ -184,15 +175,14 @@ def cost() -> Iterator[dict[str, Any]]:
 
 def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
     """A row for every seed: validation and test accuracy of ddp and of elastic, on the same photos and draws."""
-    base = {**PHOTOS, "data": {"url": archive, "sha256": sha256}}
-    with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
-        folder = Path(temporary) / "copy"
-        prepare_folder(folder, base)
+    with temporary_folder("elastic") as base:
+        folder = base / "copy"
+        create_prepared(folder, {**PHOTOS, "data": {"url": archive, "sha256": sha256}})
         for seed in range(5):
             row: dict[str, Any] = {"seed": seed}
             for name, way in WAYS.items():
                 train(folder, {"train": {"seed": seed, **way}})
-                call(folder, sys.executable, "-m", "pipeline", "evaluate")
+                run_stage(folder, "evaluate")
                 row[f"{name}_val"] = figures.read(folder / "metrics", TrainFigures).val_accuracy
                 row[f"{name}_test"] = figures.read(folder / "metrics", EvalFigures).accuracy
             yield row
@@ -204,12 +194,12 @@ def report(name: str, rows: Iterator[dict[str, Any]]) -> None:
     for row in rows:
         if not done:
             print("  ".join(row))
-        print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v)[:64] for v in row.values()), flush=True)
+        print("  ".join(map(formatted, row.values())), flush=True)
         done.append(row)
         files.write_json(RESULTS / f"elastic_{name}.json", {"machine": machine(), "rows": done})
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks elastic", description=(__doc__ or "").split("\n")[0])
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("hashes")
@@ -217,18 +207,8 @@ def main() -> int:
     photos = parts.add_parser("accuracy")
     photos.add_argument("--archive", required=True)
     photos.add_argument("--sha256", required=True)
-    one = parts.add_parser("race", help="one process of cost")
-    for name, kind in (("batch", int), ("side", int), ("precision", str), ("rounds", int), ("count", int)):
-        one.add_argument(name, type=kind)
     options = parser.parse_args()
-    if options.part == "race":
-        race(options.batch, options.side, options.precision, options.rounds, options.count)
-    elif options.part == "accuracy":
+    if options.part == "accuracy":
         report("accuracy", accuracy(options.archive, options.sha256))
     else:
         report(options.part, hashes() if options.part == "hashes" else cost())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

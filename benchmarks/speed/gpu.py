@@ -186,7 +186,3 @@ def main() -> int:
                 return 1
     print(f"gpu: done, {f'failed: {failed}' if failed else 'nothing failed'}: {options.out}")
     return int(bool(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ the next: a start takes longer than an epoch of the smallest set, and varies mor
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,7 @@ from benchmarks.harness.measuring import Report, Row
 from pipeline.data import synthetic
 
 TIMES = (1, 3, 10)
-COMMANDS = {
-    "split": (sys.executable, "-m", "pipeline", "split"),
-    "prepare": (sys.executable, "-m", "pipeline", "prepare"),
-    "epoch": (sys.executable, "-m", "pipeline", "train"),
-}
+COMMANDS = {"split": "split", "prepare": "prepare", "epoch": "train"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,8 @@ def make_workspace(folder: Path, source: Path, images: int, preset: Preset, devi
 
 def run(folder: Path, stage: str) -> Row:
     """Run a stage, or for "epoch" a training of two epochs."""
-    done = measuring.run_watched(COMMANDS[stage], folder, workspace.environment(folder.parent))
+    command = (sys.executable, "-m", "pipeline", COMMANDS[stage])
+    done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
     ends = workspace.ends_of_epochs(folder)
     workspace.forget_runs(folder)
     return {"seconds": ends[-1] - ends[-2] if stage == "epoch" else done.seconds, "peak_mb": done.peak_mb()}
@@ -76,11 +72,10 @@ def linear(seconds: list[float]) -> float:
     return slopes[1] / slopes[0]
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "growth").parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with tempfile.TemporaryDirectory(prefix="growth-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("growth") as base:
         report = Report(
             "growth", options, photos="drawn flowers", images=preset.images, side=preset.side, **preset.train
         )
@@ -99,8 +94,3 @@ def main() -> int:
             linear={stage: linear([row["seconds"] for row in of_stage]) for stage, of_stage in rows.items()},
             memory={stage: of_stage[-1]["peak_mb"] / of_stage[0]["peak_mb"] for stage, of_stage in rows.items()},
         )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

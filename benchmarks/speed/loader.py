@@ -10,8 +10,6 @@ then pip install --no-deps ffcv opencv-python-headless.
 """
 
 import resource
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -53,15 +51,15 @@ def training(preset: Preset) -> workspace.Changes:
 # ---------------------------------------------------------------- a contender
 
 
-def worker(name: str, folder: Path, batch: int) -> None:
+def worker(name: str, folder: str, batch_size: str) -> None:
     """The process of a contender. A turn loads complete epochs for at least the given seconds and counts the images."""
     import torch
 
     from benchmarks.harness import contenders
     from benchmarks.speed import ours
 
-    cuda, threads = name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
-    with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
+    batch, cuda, threads = int(batch_size), name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
+    with ours.ready(Path(folder), device="cuda" if cuda else "cpu", threads=threads) as ready:
         epoch, rows = ready.rows // batch, ready.dataset.packed.rows("train")
         if epoch == 0:
             value = f"{ready.rows} training photos, less than one batch"
@@ -131,18 +129,17 @@ def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None
 def prepare_once(folder: Path) -> Row:
     """Run `prepare`: milliseconds per image, with the start of the stage."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    workspace.run_checked(folder, sys.executable, "-m", "pipeline", "prepare")
+    workspace.run_stage(folder, "prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     images = len(split_table.kept_rows(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"cpu_ms": 1e3 * cpu / images, "wall_ms": 1e3 * wall / images}
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "loader").parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with measuring.exit_on_user_error("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("loader") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("loader", options, **photos.facts, batch=preset.batch)
         names = taking_part(report, options.device)
@@ -150,7 +147,7 @@ def main() -> int:
         if report.missing([PREPARE]) or measuring.unfinished(report, titles, preset.turns):
             workspace.create(base / "copy", workspace.ONE_PROCESS, training(preset), photos.params)
             for stage in ("download", "split"):
-                workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
+                workspace.run_stage(base / "copy", stage)
             once = prepare_once(base / "copy")
             if report.missing([PREPARE]):
                 report.add(PREPARE, once)
@@ -165,11 +162,3 @@ def main() -> int:
                 if not name.startswith(OURS)
             },
         )
-    return 0
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-    else:
-        sys.exit(main())

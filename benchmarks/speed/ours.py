@@ -42,13 +42,6 @@ class Ready:
         """The number of training images."""
         return len(self.dataset.packed.rows("train"))
 
-    @classmethod
-    def of_noise(cls, config: Params, world: World, images: int, side: int) -> "Ready":
-        """A dataset of noise on the device, for measurements that need no photos."""
-        packed = noise(images, side, 5)
-        store = ImageStore(torch.from_numpy(packed.images).to(world.device), world.device)
-        return cls(config, Dataset(packed, store), world)
-
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""
         return replace(self, config=with_settings(self.config, settings))
@@ -79,14 +72,20 @@ def with_settings(config: Params, settings: dict[str, Any]) -> Params:
     return config.model_copy(update={"train": config.train.model_copy(update=settings)})
 
 
+def set_up(settings: dict[str, Any]) -> Params:
+    """Set up this process as a stage does. Returns the params of the working folder, with these settings of `train`."""
+    set_up_interpreter()
+    linux.keep_freed_memory()
+    config = with_settings(params.load(), settings)
+    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    return config
+
+
 @contextmanager
 def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
-    set_up_interpreter()  # these two as a stage does
-    linux.keep_freed_memory()
-    config = with_settings(params.load(), settings)
-    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    config = set_up(settings)
     world = World.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     images, _ = storage.open_images(data.images, config.run.residency, world.device, 1)
@@ -124,3 +123,16 @@ class Trainer:
 def resident(batch: Batch) -> Iterator[Batch]:
     """One batch without end."""
     return (replace(batch, step=step) for step in itertools.count())
+
+
+def steps_on_noise(model: str, batch: int, side: int, **settings: Any) -> Iterator[Batch]:
+    """Endless steps of one process on one batch of noise, which stays on the device.
+
+    `batch`: the number of images; `side`: theirs, in pixels; `settings`: others of `train`.
+    """
+    size = {"model": model, "batch_size": batch, "crop": side, "epochs": 1000, "lr": 0.001}
+    config, packed = set_up({"parallel": "single", **size, **settings}), noise(batch, side, 5)
+    world = World.from_env({}, config.train.device)
+    images = ImageStore(torch.from_numpy(packed.images).to(world.device), world.device)
+    on_noise = Ready(config, Dataset(packed, images), world)
+    return Trainer.of(on_noise).steps(resident(next(on_noise.batches())))

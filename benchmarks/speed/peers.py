@@ -15,8 +15,6 @@ it needs idle cores: threads of one training that wait for each other stop it wh
 """
 
 import importlib
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -143,6 +141,11 @@ def train(name: str, folder: Path) -> Row:
     return {"epochs": [after - end for end, after in pairwise(ends)]}
 
 
+def worker(name: str, folder: str) -> None:
+    """Be a process: a turn is a training."""
+    measuring.serve(lambda: train(name, Path(folder)))
+
+
 # ---------------------------------------------------------------- the race
 
 
@@ -155,7 +158,7 @@ def run(folder: Path, peer: str) -> list[float]:
         env = required_variables(params.load(folder / "params.yaml").train.threads, deterministic=False)
         with Worker("benchmarks.speed.peers", name, str(folder), env=env) as worker:
             return list(worker.ask()["epochs"])
-    workspace.run_checked(folder, sys.executable, "-m", "pipeline", "train")
+    workspace.run_stage(folder, "train")
     ends = workspace.ends_of_epochs(folder)
     workspace.forget_runs(folder)
     return [after - end for end, after in pairwise(ends)]
@@ -172,15 +175,14 @@ def compared(rows: Mapping[str, Row]) -> Row:
     return {"once_s": once, "times_as_long": times, "less_from_epoch": epochs}
 
 
-def main() -> int:
+def main() -> None:
     parser, cores = measuring.parser(__doc__, "peers"), measuring.cores()
     parser.add_argument("--threads", type=int, help="of every training process (default: one per core; with a GPU 1)")
     options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]
     threads = options.threads or (1 if options.device == "cuda" or options.tiny else cores)
     training = {**preset.train, "threads": threads}
-    with measuring.exit_on_user_error("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("peers") as base:
         photos, folder = workspace.photos(options, base, preset.images, preset.side), base / "copy"
         about = {**photos.facts, "packed_size": preset.packed_size, "loader_processes": cores}
         report = Report("peers", options, **about, **training)
@@ -193,16 +195,8 @@ def main() -> int:
             workspace.create_prepared(folder, workspace.ONE_PROCESS, changes, photos.params, store=options.store)
             for stage in report.missing(f"{stage}, once" for stage in ONCE):  # again: the store may have the outputs
                 began = time.perf_counter()
-                workspace.run_checked(folder, sys.executable, "-m", "pipeline", stage.split(",")[0])
+                workspace.run_stage(folder, stage.split(",")[0])
                 report.add(stage, {"seconds": time.perf_counter() - began})
             link_photos(folder)
             measuring.take_turns(report, todo, preset.turns, lambda peer: run(folder, peer))
         report.conclude(**compared(report.rows))
-    return 0
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        measuring.serve(lambda: train(sys.argv[2], Path(sys.argv[3])))
-    else:
-        sys.exit(main())

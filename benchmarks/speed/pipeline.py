@@ -8,7 +8,6 @@ The time of a stage is that of its processes, its memory the sum of their peaks.
 """
 
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,20 +70,12 @@ def run(folder: Path, photos: workspace.Photos, preset: Preset, device: str) -> 
     return rows
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "pipeline").parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with measuring.exit_on_user_error("pipeline"), tempfile.TemporaryDirectory(prefix="pipeline-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("pipeline") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
-        report = Report(
-            "pipeline",
-            options,
-            photos=photos.description,
-            sha256=photos.sha256,
-            packed_size=preset.packed_size,
-            **preset.train,
-        )
+        report = Report("pipeline", options, **photos.facts, packed_size=preset.packed_size, **preset.train)
         turns = []
         for turn in range(preset.turns):
             turns.append(run(base / f"copy{turn}", photos, preset, options.device))
@@ -100,8 +91,3 @@ def main() -> int:
             again_s=rows["repro again"]["seconds"],
             status_s=rows["status again"]["seconds"],
         )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

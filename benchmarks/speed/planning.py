@@ -7,7 +7,6 @@ shares the interpreter with the one that starts the kernels. The images are nois
 """
 
 import statistics
-import sys
 import time
 from collections import deque
 from itertools import islice
@@ -47,14 +46,8 @@ def measure(turns: int, report: Report) -> None:
         report.add(name, {"plan_ms": statistics.median(milliseconds[name])})
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "planning", photos=False).parse_args()
-    with measuring.exit_on_user_error("planning"):
-        report = Report("planning", options)
-        measure(TURNS[measuring.preset(options)], report)
-        report.conclude(planning_ms={name: row["plan_ms"] for name, row in report.rows.items()})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report = Report("planning", options)
+    measure(TURNS[measuring.preset(options)], report)
+    report.conclude(planning_ms={name: row["plan_ms"] for name, row in report.rows.items()})

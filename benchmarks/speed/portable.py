@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ def create(folder: Path, case: Case) -> None:
         packed.write(packing, iter(pixels), len(rows), case.side)
 
 
-def trainings(folders: list[str]) -> None:
+def worker(*folders: str) -> None:
     """Be a process on one CPU: train in each folder, and print the hash as a line of JSON."""
     for number, folder in enumerate(folders):
         for _ in range(ATTEMPTS):
@@ -117,7 +116,7 @@ def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> 
     variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     variables.pop(without, None)
     emulator = [] if cpu == HERE else [str(shutil.which("qemu-x86_64")), "-cpu", cpu]
-    command = [*emulator, sys.executable, "-m", "benchmarks.speed.portable", "trainings", *map(str, folders)]
+    command = [*emulator, sys.executable, "-m", "benchmarks", "worker", "benchmarks.speed.portable", *map(str, folders)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     if len(answers) < len(cases) or any("failed" in value for _, value in answers):
@@ -125,54 +124,33 @@ def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> 
     return {case.title: value for case, (_, value) in zip(cases, answers, strict=True)}
 
 
-def table(by_cpu: dict[str, dict[str, str]], title: str) -> dict[str, str]:
-    """A row of the report: the first digits of the hash on each CPU."""
-    return {cpu: hashes[title][:12] for cpu, hashes in by_cpu.items()}
-
-
-def main() -> int:
+def main() -> None:
     parser = measuring.parser(__doc__, "portable", photos=False)
     parser.add_argument("--vit", action="store_true", help="also ViT-B/32 at 224 pixels")
     options = parser.parse_args()
-    with measuring.exit_on_user_error("portable"):
-        if shutil.which("qemu-x86_64") is None:
-            raise UserError(Fault("qemu-x86_64", "not installed", "machine", remedy="apt-get install qemu-user"))
-        cpus = CPUS[:1] if options.tiny else CPUS
-        cases = TINY if options.tiny else CASES + (VIT if options.vit else ())
-        report = Report("portable", options, emulator=version(), cpus=", ".join(cpus))
-        with (
-            tempfile.TemporaryDirectory(prefix="portable-") as temporary,
-            ThreadPoolExecutor(measuring.cores()) as pool,
-        ):
-            base = Path(temporary)
-            control = pool.submit(hashes, cpus[0], cases[:1], base, "MKL_CBWR")
-            waiting = {cpu: pool.submit(hashes, cpu, cases, base) for cpu in (HERE, *cpus)}
-            by_cpu = {}
-            for cpu, future in waiting.items():
-                by_cpu[cpu] = future.result()
-                print(f"{cpu}: {len(by_cpu[cpu])} trainings", flush=True)
-            for case in cases:
-                report.add(case.title, table(by_cpu, case.title))
-            by_cpu[CONTROL] = control.result()
-        title = cases[0].title
-        report.conclude(
-            hashes_per_row={
-                case.title: len({answers[case.title] for cpu, answers in by_cpu.items() if cpu != CONTROL})
-                for case in cases
-            },
-            control={"with MKL_CBWR": by_cpu[cpus[0]][title][:12], CONTROL: by_cpu[CONTROL][title][:12]},
-        )
-    return 0
+    if shutil.which("qemu-x86_64") is None:
+        raise UserError(Fault("qemu-x86_64", "not installed", "machine", remedy="apt-get install qemu-user"))
+    cpus = CPUS[:1] if options.tiny else CPUS
+    cases = TINY if options.tiny else CASES + (VIT if options.vit else ())
+    report = Report("portable", options, emulator=version(), cpus=", ".join(cpus))
+    with workspace.temporary_folder("portable") as base, ThreadPoolExecutor(measuring.cores()) as pool:
+        control = pool.submit(hashes, cpus[0], cases[:1], base, "MKL_CBWR")
+        waiting = {cpu: pool.submit(hashes, cpu, cases, base) for cpu in (HERE, *cpus)}
+        by_cpu = {}
+        for cpu, future in waiting.items():
+            by_cpu[cpu] = future.result()
+            print(f"{cpu}: {len(by_cpu[cpu])} trainings", flush=True)
+        without_variable = control.result()
+    for case in cases:
+        report.add(case.title, {cpu: answers[case.title][:12] for cpu, answers in by_cpu.items()})
+    title = cases[0].title
+    report.conclude(
+        hashes_per_row={case.title: len({answers[case.title] for answers in by_cpu.values()}) for case in cases},
+        control={"with MKL_CBWR": by_cpu[cpus[0]][title][:12], CONTROL: without_variable[title][:12]},
+    )
 
 
 def version() -> str:
     """The emulator's version."""
     stdout = subprocess.run(["qemu-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
     return stdout.splitlines()[0]
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["trainings"]:
-        trainings(sys.argv[2:])
-    else:
-        sys.exit(main())

@@ -7,8 +7,6 @@ ours over each of them.
 """
 
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +36,7 @@ class Preset:
 PRESETS = {"cpu": Preset(200, 320, 256, 5), "cuda": Preset(600, 320, 256, 5), "tiny": Preset(50, 48, 32, 1)}
 
 
-def worker(name: str, folder: Path) -> None:
+def worker(name: str, folder: str) -> None:
     """The process of a contender. A turn is all images once."""
     os.chdir(folder)
     config, cores = params.load(), measuring.cores()
@@ -87,16 +85,15 @@ def worker(name: str, folder: Path) -> None:
     measuring.serve(turn)
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "prepare").parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with measuring.exit_on_user_error("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("prepare") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("prepare", options, **photos.facts, packed_size=preset.packed_size)
         workspace.create(base / "copy", workspace.ONE_PROCESS, photos.params, {"prepare": {"size": preset.packed_size}})
         for stage in ("download", "split"):
-            workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
+            workspace.run_stage(base / "copy", stage)
         turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
         with ExitStack() as stack:
             workers = {
@@ -113,11 +110,3 @@ def main() -> int:
             report.add(name, measuring.medians(turns[name]))
         rates = {name: row["images_per_s"] for name, row in report.rows.items()}
         report.conclude(throughput={name: rates[OURS] / rates[name] for name in CONTENDERS[1:]})
-    return 0
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], Path(sys.argv[3]))
-    else:
-        sys.exit(main())

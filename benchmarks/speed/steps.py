@@ -7,7 +7,6 @@ device: the benchmark measures the step, not the loading. One process per row, b
 life of a process. A figure is the median of the turns; the first steps are not counted.
 """
 
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from itertools import islice
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.__main__ import set_up_interpreter
-from pipeline.base import linux
 from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 
@@ -42,27 +39,14 @@ PRESETS = {
 }
 
 
-def worker(device: str, preset: Preset, case: Case) -> None:
-    """Be a process: a turn takes some steps of a case."""
+def worker(device: str, name: str, precision: str, optimizer: str) -> None:
+    """Be a process: a turn takes some steps of a case. `name`: that of the preset."""
     import torch
 
     from benchmarks.speed import ours
-    from pipeline.engine import determinism
-    from pipeline.engine.world import World
 
-    set_up_interpreter()  # these two as a stage does
-    linux.keep_freed_memory()
-    precision, optimizer = case
-    settings = {
-        "device": device, "parallel": "single", "model": preset.model, "batch_size": preset.batch, "crop": preset.side,
-        "precision": precision, "optimizer": optimizer, "epochs": 1000, "lr": 0.001,
-    }  # fmt: skip
-    config = ours.with_settings(params.load(), settings)
-    determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    world = World.from_env({}, config.train.device)
-    ready = ours.Ready.of_noise(config, world, preset.batch, preset.side)
-    trainer = ours.Trainer.of(ready)
-    steps = trainer.steps(ours.resident(next(ready.batches())))
+    preset, options = PRESETS[name], {"device": device, "precision": precision, "optimizer": optimizer}
+    steps = ours.steps_on_noise(preset.model, preset.batch, preset.side, **options)
 
     def take(count: int) -> None:
         deque(islice(steps, count), maxlen=0)
@@ -96,30 +80,16 @@ def measure(preset: Preset, case: Case, name: str, device: str) -> Row:
     return {figure: middle[figure] for figure in ("images_per_s", "gpu_memory_mb")}
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "steps", photos=False).parse_args()
     name = measuring.preset(options)
     preset = PRESETS[name]
-    with measuring.exit_on_user_error("steps"):
-        report = Report("steps", options, model=preset.model, batch=preset.batch, side=preset.side)
-        for case in preset.cases:
-            title = " ".join(case)
-            if reason := lacks(case):
-                report.leave_out(title, reason)
-            elif report.missing([title]):
-                report.add(title, measure(preset, case, name, options.device))
-        report.conclude(times_fp32=over_fp32(report.rows))
-    return 0
-
-
-def over_fp32(rows: dict[str, Row]) -> dict[str, float]:
-    """Images a second of every row over those of float32."""
-    whole = rows["fp32 sgd"]["images_per_s"]
-    return {title: row["images_per_s"] / whole for title, row in rows.items()}
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], PRESETS[sys.argv[3]], (sys.argv[4], sys.argv[5]))
-    else:
-        sys.exit(main())
+    report = Report("steps", options, model=preset.model, batch=preset.batch, side=preset.side)
+    for case in preset.cases:
+        title = " ".join(case)
+        if reason := lacks(case):
+            report.leave_out(title, reason)
+        elif report.missing([title]):
+            report.add(title, measure(preset, case, name, options.device))
+    rates = {title: row["images_per_s"] for title, row in report.rows.items()}
+    report.conclude(times_fp32={title: rate / rates["fp32 sgd"] for title, rate in rates.items()})

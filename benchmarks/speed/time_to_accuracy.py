@@ -9,7 +9,6 @@ failed. The report has the params. (For comparison, the tutorial from which this
 """
 
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -101,11 +100,10 @@ def conclude(report: Report, target: float) -> None:
     report.conclude(target=target, **times)
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "time_to_accuracy").parse_args()
     preset = PRESETS[measuring.preset(options)]
-    with measuring.exit_on_user_error("time_to_accuracy"), tempfile.TemporaryDirectory(prefix="accuracy-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder("accuracy") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         folder = base / "copy"
         changes = (workspace.ONE_PROCESS, {"train": {"device": options.device}}, preset.recipe(0), photos.params)
@@ -118,8 +116,3 @@ def main() -> int:
         for name in report.missing(names(preset, options.device)):
             report.add(name, run(folder, name, preset.target))
         conclude(report, preset.target)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

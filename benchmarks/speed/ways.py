@@ -3,15 +3,10 @@
     python -m benchmarks ways --device cuda
 
 Each way is a real run of the train stage, twice; the ways take turns. An epoch is from the end of one validation to the
-end of the next; the first is not counted. The global batch is the same for all. On a GPU a further run of each way, not
-timed, has the memory of all GPUs at its highest: nvidia-smi would disturb the epochs.
+end of the next; the first is not counted. The global batch is the same for all.
 """
 
 import argparse
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,7 +40,6 @@ WAYS = (
     Way("elastic"),
     Way("elastic", cuda_graphs=True),
 )
-POLL_SECONDS = 0.2  # between two looks at the memory
 ALONE = ("single", "dp")  # these have one process, also on several devices
 
 
@@ -91,42 +85,10 @@ def reason_against(folder: Path, way: Way, devices: int) -> str:
 def run(folder: Path, way: Way, devices: int) -> list[float]:
     """Train once: seconds of each epoch except the first."""
     workspace.set_params(folder, changes(way, devices))
-    workspace.run_checked(folder, sys.executable, "-m", "pipeline", "train")
+    workspace.run_stage(folder, "train")
     ends = workspace.ends_of_epochs(folder)
     workspace.forget_runs(folder)
     return [after - end for end, after in pairwise(ends)]
-
-
-def memory(folder: Path, way: Way, devices: int) -> float:
-    """Train one epoch: the most memory of all GPUs that nvidia-smi sees, above that before, in MB (10^6 bytes)."""
-    epochs = params.load(folder / "params.yaml").train.epochs
-    workspace.set_params(folder, changes(way, devices))
-    workspace.set_params(folder, {"train": {"epochs": 1}})
-    with tempfile.TemporaryFile("w+") as output:
-        before = most = memory_in_use()
-        command = (sys.executable, "-m", "pipeline", "train")
-        environ = workspace.environment(folder.parent)
-        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output)
-        try:
-            while process.poll() is None:
-                most = max(most, memory_in_use())
-                time.sleep(POLL_SECONDS)
-        finally:  # an interrupt ends the training, too
-            process.terminate()
-            process.wait()
-        output.seek(0)
-        if process.returncode != 0:
-            raise RuntimeError(f"train ended with {process.returncode}:\n{output.read()}")
-    workspace.set_params(folder, {"train": {"epochs": epochs}})
-    workspace.forget_runs(folder)
-    return most - before
-
-
-def memory_in_use() -> float:
-    """The memory of all GPUs that is in use, in MB (10^6 bytes)."""
-    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    return sum(map(int, lines)) * 2**20 / 1e6
 
 
 def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], **about: Any) -> Report:
@@ -136,8 +98,7 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
     do.
     """
     preset = PRESETS[measuring.preset(options)]
-    with tempfile.TemporaryDirectory(prefix=f"{name}-") as temporary:
-        base = Path(temporary).resolve()
+    with workspace.temporary_folder(name) as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report(name, options, **photos.facts, **about, **preset.train)
         training = {"train": {"device": options.device, **preset.train, "epochs": preset.epochs}}
@@ -154,29 +115,16 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
             reason = "this machine can run no case"
             raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
         todo = measuring.unfinished(report, possible, preset.turns)
-        without_memory = [
-            title
-            for title in possible
-            if options.device == "cuda" and "gpu_memory_mb" not in report.rows.get(title, {})
-        ]
-        if todo or without_memory:
+        if todo:
             workspace.set_params(base / "copy", changes(*cases[possible[0]]))  # those of the last case may be refused
             workspace.prepare(base / "copy", options.store)
         measuring.take_turns(report, todo, preset.turns, lambda title: run(base / "copy", *cases[title]))
-        for title in without_memory:
-            report.add(title, {**report.rows[title], "gpu_memory_mb": memory(base / "copy", *cases[title])})
     return report
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "ways").parse_args()
     devices = machine.read().cuda_devices if options.device == "cuda" else 2  # on a CPU two processes with gloo
     cases = {title(way): (way, devices) for way in PRESETS[measuring.preset(options)].ways}
-    with measuring.exit_on_user_error("ways"):
-        report = measure("ways", options, cases, devices=devices)
-        report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report = measure("ways", options, cases, devices=devices)
+    report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]))

@@ -45,7 +45,7 @@ from typing import Any
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, exit_status
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
@@ -257,9 +257,9 @@ class Project:
         return {name: int(value) for name, value in row.items()}, description
 
 
-def worker(base: Path) -> None:
-    """A worker process. A turn is a stage and an error: the row, and a description of each fault that is counted."""
-    project = Project(base, load_library())
+def worker(base: str) -> None:
+    """Be a process. A turn is a stage and an error: the row, and a description of each fault that is counted."""
+    project = Project(Path(base), load_library())
 
     def turn(stage: str, error: str, every: int) -> Row:
         operations = project.reference(stage).operations
@@ -280,8 +280,8 @@ def workers() -> Iterator[Worker]:
     """A worker process with the library, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="faults-") as base:
         library = build(Path(base))
-        with Worker(__name__ if __name__ != "__main__" else "tests.faults.faults", str(Path(base).resolve()),
-                    env={"LD_PRELOAD": str(library), **ONE_THREAD}) as process:  # fmt: skip
+        environ = {"LD_PRELOAD": str(library), **ONE_THREAD}
+        with Worker("tests.faults.faults", str(Path(base).resolve()), env=environ) as process:
             yield process
 
 
@@ -292,8 +292,7 @@ def main() -> int:
     parser.add_argument("--stages", nargs="+", choices=workspace.STAGES, default=workspace.STAGES)
     parser.add_argument("--errors", nargs="+", choices=tuple(ERRORS), default=tuple(ERRORS))
     options = parser.parse_args()
-    with measuring.exit_on_user_error("faults"):
-        return run_all(options)
+    return exit_status("faults", lambda: run_all(options))
 
 
 def run_all(options: argparse.Namespace) -> int:
@@ -312,7 +311,4 @@ def run_all(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        worker(Path(sys.argv[2]))
-    else:
-        sys.exit(main())
+    sys.exit(main())
