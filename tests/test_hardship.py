@@ -3,7 +3,6 @@
 Disks are small tmpfs mounts, users are taken with setpriv: tests that need root are skipped without it.
 """
 
-import hashlib
 import os
 import random
 import shutil
@@ -27,9 +26,9 @@ from tests.faults import plan
 from tests.faults.watched_run import left_in
 from tests.helpers import starts
 from tests.helpers.projects import link_code
+from tests.helpers.trainings import digests
 
 EACH = pytest.mark.slow("the same for each stage; make test has one or two stages")
-OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
 
@@ -60,12 +59,7 @@ def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
 
 def outputs(folder: Path) -> dict[str, str]:
     """Every file of every output with its SHA-256."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for top in OUTPUTS
-        for path in sorted((folder / top).rglob("*"))
-        if path.is_file()
-    }
+    return digests(folder, "data", "models", "metrics", "reports")
 
 
 @pytest.fixture(scope="module")

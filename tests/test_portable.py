@@ -26,13 +26,13 @@ from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.operators import operators_of_a_step
 from tests.helpers.projects import link_code
 from tests.helpers.refusals import refuses
+from tests.helpers.trainings import digests
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 CPUS = ("Haswell", "EPYC-Rome")
 EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
-OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
 MOVES = {
     "alias", "as_strided", "constant_pad_nd", "ne", "permute", "roll", "slice_backward", "split", "squeeze",
     "zeros_like",
@@ -94,8 +94,7 @@ def emulate(folder: Path, cpu: str, *command: str, without: str = "") -> str:
 
 def outputs(folder: Path) -> dict[str, str]:
     """The SHA-256 of every output of the stages."""
-    paths = [path for name in OUTPUTS for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()]
-    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in paths}
+    return digests(folder, "data/split.csv", "models", "metrics", "reports")
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,12 @@ launcher. It counts
 The exit status is 1 if a case breaks one of these. Several cases run at a time, because most of a case is waiting.
 """
 
-import argparse
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +32,20 @@ from typing import Any
 import psutil
 
 from benchmarks.harness.measuring import machine
-from benchmarks.harness.workspace import Changes, call, create_prepared, environment, run_checked, set_params
-from pipeline.base import files
+from benchmarks.harness.workspace import (
+    Changes,
+    call,
+    create_prepared,
+    environment,
+    run_stage,
+    set_params,
+    temporary_folder,
+)
+from tests.faults import campaign
+from tests.faults.campaign import Row
 from tests.faults.plan import PARAMS
 from tests.faults.watched_run import left_in
+from tests.helpers.trainings import digests, rank_processes
 
 MORE_SECONDS = 30  # allowed after the timeout
 MOST_SECONDS = 400  # a longer case is killed, and has failed
@@ -103,44 +111,22 @@ class Outcome:
         return is_late or not is_right or self.false_record or self.status not in self.case.status
 
 
-def launcher_in(folder: Path) -> psutil.Process | None:
-    """The launcher that works in the folder; None if it is not there yet."""
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if words[2:3] == ["pipeline"] and "rank" not in words and Path(process.cwd()) == folder:
-                return process
-        except (psutil.Error, OSError):
-            continue
-    return None
-
-
-def ranks(launcher: psutil.Process) -> list[psutil.Process]:
-    """The processes that a launcher has started, by rank."""
-    children = [child for child in launcher.children() if "resource_tracker" not in " ".join(child.cmdline())]
-    return sorted(children, key=lambda child: (child.create_time(), child.pid))
-
-
 def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SECONDS) -> tuple[int, float, str]:
-    """Start the command in the folder and freeze processes. Returns exit status, seconds from then on, and output.
+    """Start a launcher in the folder and freeze processes. Returns exit status, seconds from then on, and output.
 
     After `limit` seconds the processes are killed; the status is then that of SIGKILL.
     """
     log, environ = folder / "log", environment(folder.parent)
     with log.open("w") as file:
-        command_process = subprocess.Popen(
+        launcher = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=file, stderr=file, text=True, start_new_session=True
         )
-    launcher, processes = None, list[psutil.Process]()
-    count = int(case.params[:1] != ("one",)) + 1
-    while command_process.poll() is None and (
-        len(processes) < count or (case.stage == "train" and "epoch 1/" not in log.read_text())
-    ):
+    processes, count = list[psutil.Process](), 1 if case.params[:1] == ("one",) else 2
+    while len(processes) < count or (case.stage == "train" and "epoch 1/" not in log.read_text()):
         time.sleep(0.02)
-        launcher = launcher_in(folder)
-        processes = ranks(launcher) if launcher else []
-    if launcher is None:
-        raise RuntimeError(f"{case.name}: the command ended too early:\n{log.read_text()}")
+        if launcher.poll() is not None:
+            raise RuntimeError(f"{case.name}: the command ended too early:\n{log.read_text()}")
+        processes = rank_processes(launcher)
     for rank in case.frozen:
         processes[int(rank)].suspend()
     began = time.monotonic()
@@ -148,12 +134,13 @@ def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
         launcher.send_signal(signal.SIGTERM)
         time.sleep(1)
     try:
-        command_process.wait(limit)
+        launcher.wait(limit)
     except subprocess.TimeoutExpired:
-        for process in (*processes, launcher, psutil.Process(command_process.pid)):
+        for process in processes:
             process.kill()
-        command_process.wait()
-    return command_process.returncode, time.monotonic() - began, log.read_text()
+        launcher.kill()
+        launcher.wait()
+    return launcher.returncode, time.monotonic() - began, log.read_text()
 
 
 def command(stage: str) -> list[str]:
@@ -163,8 +150,7 @@ def command(stage: str) -> list[str]:
 
 def outputs(folder: Path) -> dict[str, str]:
     """The SHA-256 of each output of training and evaluation that exists."""
-    paths = (path for top in ("models", "metrics", "reports") for path in (folder / top).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in sorted(paths)}
+    return digests(folder, "models", "metrics", "reports")
 
 
 def run_case(base: Path, case: Case, reference: dict[str, dict[str, str]]) -> Outcome:
@@ -192,60 +178,50 @@ def prepare(base: Path, timeout: int, cases: list[Case]) -> dict[str, dict[str, 
         train, evaluate, end = (base / f"{name}-{start}" for name in ("train", "evaluate", "reference"))
         create_prepared(train, TWO, {"run": {"timeout_seconds": timeout}}, CHANGES.get(start, {}))
         shutil.copytree(train, evaluate, symlinks=True)
-        run_checked(evaluate, *command("train"))
+        run_stage(evaluate, "train")
         reference[f"train-{start}"] = outputs(evaluate)
         shutil.copytree(evaluate, end, symlinks=True)
-        run_checked(end, *command("evaluate"))
+        run_stage(end, "evaluate")
         reference[f"evaluate-{start}"] = outputs(end)
     return reference
 
 
 def outcomes(timeout: int, cases: list[Case]) -> Iterator[Outcome]:
     """Run the cases, several at a time."""
-    with tempfile.TemporaryDirectory(prefix="frozen-") as temporary, ThreadPoolExecutor(AT_A_TIME) as pool:
-        base = Path(temporary).resolve()
+    with temporary_folder("frozen") as base, ThreadPoolExecutor(AT_A_TIME) as pool:
         reference = prepare(base, timeout, cases)
         yield from pool.map(lambda case: run_case(base, case, reference), cases)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.frozen", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--timeout", type=int, default=20, help="run.timeout_seconds")
-    parser.add_argument("--only", default="", help="cases with this in their names")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every case")
-    options = parser.parse_args()
-    done: list[Outcome] = []
-    for outcome in outcomes(options.timeout, [case for case in CASES if options.only in case.name]):
-        done.append(outcome)
-        verdict = "BROKEN" if outcome.broken(options.timeout) else "ok"
-        print(f"{verdict:7}{outcome.seconds:7.1f} s  {outcome.case.name}\n{outcome.output}\n", flush=True)
-        if options.out:
-            files.write_json(options.out, report(done, options.timeout))
-    return int(not done or any(outcome.broken(options.timeout) for outcome in done))
+def row(outcome: Outcome, timeout: int) -> Row:
+    """An outcome for the report. PIDs and the name of the machine are replaced in the output."""
+    lines = re.sub(r"pid \d+", "pid N", outcome.output).replace(os.uname().nodename, "HOST").splitlines()
+    figures = {key: value for key, value in asdict(outcome).items() if key not in ("case", "output")}
+    return {"case": outcome.case.name, "broken": outcome.broken(timeout), **figures, "output": lines}
 
 
-def report(done: list[Outcome], timeout: int) -> dict[str, Any]:
-    """The content of the JSON file. PIDs and the name of the machine are replaced in the output."""
-    host = os.uname().nodename
-
-    def row(outcome: Outcome) -> dict[str, Any]:
-        lines = re.sub(r"pid \d+", "pid N", outcome.output).replace(host, "HOST").splitlines()
-        figures = {key: value for key, value in asdict(outcome).items() if key != "case"}
-        return {**figures, "case": outcome.case.name, "output": lines}
-
+def summary(done: list[Row]) -> dict[str, Any]:
+    """The figures of all cases."""
     return {
-        "timeout_seconds": timeout,
-        "machine": machine(),
-        "summary": {
-            "cases": len(done),
-            "broken": sum(outcome.broken(timeout) for outcome in done),
-            "most_seconds": max(outcome.seconds for outcome in done),
-            "recorded_as_success": sum(outcome.false_record for outcome in done),
-            "orphans": sum(outcome.orphans for outcome in done),
-            "differing_outputs": sum(not outcome.same for outcome in done),
-        },
-        "cases": [row(outcome) for outcome in done],
+        "cases": len(done),
+        "broken": sum(row["broken"] for row in done),
+        "most_seconds": max(row["seconds"] for row in done),
+        "recorded_as_success": sum(row["false_record"] for row in done),
+        "orphans": sum(row["orphans"] for row in done),
+        "differing_outputs": sum(not row["same"] for row in done),
     }
+
+
+def main() -> int:
+    parser = campaign.parser("frozen", __doc__)
+    parser.add_argument("--timeout", type=int, default=20, help="run.timeout_seconds")
+    parser.add_argument("--only", default="", choices=[case.name for case in CASES], help="this case alone")
+    options = parser.parse_args()
+    cases = [case for case in CASES if options.only in ("", case.name)]
+    rows = (row(outcome, options.timeout) for outcome in outcomes(options.timeout, cases))
+    conditions = {"timeout_seconds": options.timeout, "machine": machine()}
+    done = campaign.run(rows, options.out, lambda done: {**conditions, "summary": summary(done), "cases": done})
+    return int(any(row["broken"] for row in done))
 
 
 if __name__ == "__main__":

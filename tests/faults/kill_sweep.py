@@ -20,87 +20,57 @@ one after another.
 With --elastic only train is interrupted, with train.parallel: elastic, and every start has another number of processes.
 """
 
-import argparse
 import random
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measuring import machine
-from pipeline.base import files
+from benchmarks.harness.workspace import temporary_folder
+from tests.faults import campaign
+from tests.faults.campaign import Row
 from tests.faults.plan import OTHERS, plan
 from tests.faults.trial import Trial, prepare, run_trial
 
 
 def sweep(trials: int, seed: int, elastic: bool = False) -> Iterator[Trial]:
     """Run the planned trials, one after another."""
-    with tempfile.TemporaryDirectory(prefix="kill-sweep-") as temporary:
-        base = Path(temporary).resolve()
+    with temporary_folder("kill-sweep") as base:
         reference = prepare(base, elastic)
         for number, fault in enumerate(plan(trials, seed, () if elastic else OTHERS)):
             yield run_trial(base / fault.stage, reference, fault, random.Random(f"{seed}/{number}"))
 
 
-ROW = "{:>4}  {:<9} {:<11} {:<5} {:<9} {:>6} {:>8} {:>7} {:>7} {:<5} {:<5} {:>5} {:>8}"
-HEADER = (
-    "", "stage", "moment", "sent", "to", "status", "orphans", "gone s", "repros", "false", "same", "lost", "seconds",
-)  # fmt: skip
-
-
-def row(number: int, trial: Trial) -> str:
-    """A trial as a line of the table."""
-    fault = trial.fault
-    moment = f"{fault.moment}{' (missed)' * trial.missed}"
-    false_record, same = "YES" if trial.false_record else "no", "yes" if trial.same else "NO"
-    lost = "" if trial.lost is None else trial.lost
-    return ROW.format(
-        number, fault.stage, moment, fault.signal, fault.target, trial.status, trial.orphans, trial.gone_seconds,
-        trial.repros, false_record, same, lost, trial.seconds,
-    )  # fmt: skip
-
-
-def summary(done: list[Trial]) -> dict[str, Any]:
+def summary(done: list[Row]) -> dict[str, Any]:
     """The figures of a sweep."""
-    lost = [trial.lost for trial in done if trial.lost is not None]
+    lost = [row["lost"] for row in done if row["lost"] is not None]
     return {
         "trials": len(done),
-        "missed": sum(trial.missed for trial in done),
-        "orphans": sum(trial.orphans for trial in done),
-        "recorded_as_success": sum(trial.false_record for trial in done),
-        "differing_locks": sum(not trial.same for trial in done),
-        "ended_by_the_signal": sum(trial.status != 0 for trial in done),
-        "most_repros": max(trial.repros for trial in done),
-        "repairs": sum(len(trial.repairs) for trial in done),
-        "most_gone_seconds": max(trial.gone_seconds for trial in done),
+        "missed": sum(row["missed"] for row in done),
+        "orphans": sum(row["orphans"] for row in done),
+        "recorded_as_success": sum(row["false_record"] for row in done),
+        "differing_locks": sum(not row["same"] for row in done),
+        "ended_by_the_signal": sum(row["status"] != 0 for row in done),
+        "most_repros": max(row["repros"] for row in done),
+        "repairs": sum(len(row["repairs"]) for row in done),
+        "most_gone_seconds": max(row["gone_seconds"] for row in done),
         "most_lost_steps": max(lost, default=0),
         "mean_lost_steps": sum(lost) / max(1, len(lost)),
-        "seconds": round(sum(trial.seconds for trial in done), 1),
+        "seconds": round(sum(row["seconds"] for row in done), 1),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.kill_sweep", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = campaign.parser("kill_sweep", __doc__)
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--elastic", action="store_true", help="with another number of processes at every start")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every trial")
     options = parser.parse_args()
-    done: list[Trial] = []
-    print(ROW.format(*HEADER), flush=True)
-    for trial in sweep(options.trials, options.seed, options.elastic):
-        done.append(trial)
-        print(row(len(done), trial), flush=True)
-        if options.out:
-            rows = [{**asdict(trial), "lost": trial.lost} for trial in done]
-            conditions = {"seed": options.seed, "elastic": options.elastic, "machine": machine()}
-            files.write_json(options.out, {**conditions, "summary": summary(done), "trials": rows})
-    print(*(f"{name:<32} {value}" for name, value in summary(done).items()), sep="\n")
-    return int(any(trial.broken for trial in done))
+    rows = ({**asdict(trial), "lost": trial.lost} for trial in sweep(options.trials, options.seed, options.elastic))
+    conditions = {"seed": options.seed, "elastic": options.elastic, "machine": machine()}
+    done = campaign.run(rows, options.out, lambda done: {**conditions, "summary": summary(done), "trials": done})
+    return int(any(row["orphans"] or row["false_record"] or not row["same"] for row in done))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ The exit status is 1 if a cut is wrong, lost something, or took more than one ru
 can be mounted here.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -33,7 +32,8 @@ from typing import Any
 
 from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import call, create_repository, environment
-from pipeline.base import files
+from tests.faults import campaign
+from tests.faults.campaign import Row
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40}},
@@ -69,11 +69,6 @@ class Cut:
     wrong: bool
     lost: bool
     seconds: float
-
-    @property
-    def broken(self) -> bool:
-        """Whether the cut broke a promise."""
-        return self.wrong or self.lost or self.repros != 1
 
 
 def why_not() -> str:
@@ -208,35 +203,20 @@ def sweep(count: int, base: Path) -> Iterator[Cut]:
     disk.unmount()
 
 
-ROW = "{:<26} {:<22} {:>6} {:>7} {:>4} {:<5} {:<5} {:>7}"
-
-
-def row(cut: Cut) -> str:
-    """A cut as a line of the table."""
-    no_yes = ("no", "YES")
-    return ROW.format(
-        cut.command, cut.moment, cut.repros, len(cut.repairs), cut.stages_run,
-        no_yes[cut.wrong], no_yes[cut.lost], cut.seconds,
-    )  # fmt: skip
-
-
-def summary(done: list[Cut]) -> dict[str, Any]:
+def summary(done: list[Row]) -> dict[str, Any]:
     """The figures of a sweep."""
     return {
         "cuts": len(done),
-        "wrong": sum(cut.wrong for cut in done),
-        "lost": sum(cut.lost for cut in done),
-        "rounds_of_errors": sum(cut.repros - 1 for cut in done),
-        "with_damage": sum(bool(cut.repairs) for cut in done),
+        "wrong": sum(row["wrong"] for row in done),
+        "lost": sum(row["lost"] for row in done),
+        "rounds_of_errors": sum(row["repros"] - 1 for row in done),
+        "with_damage": sum(bool(row["repairs"]) for row in done),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.power_cuts", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = campaign.parser("power_cuts", __doc__)
     parser.add_argument("--cuts", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every cut")
     options = parser.parse_args()
     if IN_NAMESPACE not in os.environ:
         if reason := why_not():
@@ -244,18 +224,14 @@ def main() -> int:
             return 0
         command = ["unshare", "--mount", sys.executable, "-m", "tests.faults.power_cuts", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
-    print(ROW.format("command", "cut", "repros", "repairs", "ran", "wrong", "lost", "seconds"), flush=True)
     with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:
-        done = []
-        for cut in sweep(options.cuts, Path(temporary).resolve()):
-            done.append(cut)
-            print(row(cut), flush=True)
-            if options.out:
-                rows = [asdict(one) for one in done]
-                files.write_json(options.out, {"machine": machine(), "summary": summary(done), "cuts": rows})
-        subprocess.run(["umount", "--lazy", str(Path(temporary).resolve() / "outer")], check=False)
-    print(*(f"{name:<20} {value}" for name, value in summary(done).items()), sep="\n")
-    return int(any(cut.broken for cut in done))
+        base = Path(temporary).resolve()
+        done = campaign.run(
+            map(asdict, sweep(options.cuts, base)), options.out,
+            lambda rows: {"machine": machine(), "summary": summary(rows), "cuts": rows},
+        )  # fmt: skip
+        subprocess.run(["umount", "--lazy", str(base / "outer")], check=False)
+    return int(any(row["wrong"] or row["lost"] or row["repros"] != 1 for row in done))
 
 
 if __name__ == "__main__":

@@ -56,11 +56,6 @@ class Trial:
             return None
         return max(0, self.last_step - self.resumed_step)
 
-    @property
-    def broken(self) -> bool:
-        """Whether the trial broke a promise."""
-        return self.orphans > 0 or self.false_record or not self.same
-
 
 def prepare(base: Path, elastic: bool) -> Reference:
     """Run the pipeline once and keep the state before each stage in `base/<stage>`. Raises RuntimeError if it fails."""

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +14,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness.workspace import environment
+from benchmarks.harness.workspace import environment, events
 from tests.faults.plan import AFTER, EPOCHS, Fault, last_stage
-
-with warnings.catch_warnings():  # its import uses interfaces that its dependencies have deprecated
-    warnings.simplefilter("ignore")
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tests.helpers.trainings import rank_processes, working_in
 
 # The file that a stage writes last, or that takes it longest to write.
 OUTPUTS = {
@@ -66,14 +62,6 @@ class Run:
         words = ["pipeline", self.stage]
         return next((process for process in self.descendants() if command_line(process)[2:] == words), None)
 
-    def ranks(self, launcher: psutil.Process) -> list[psutil.Process]:
-        """The worker processes, in the order of their start."""
-        try:
-            workers = [child for child in launcher.children() if "rank" in command_line(child)]
-        except psutil.NoSuchProcess:
-            return []
-        return sorted(workers, key=lambda child: child.pid)
-
     def dvc(self) -> psutil.Process:
         """DVC's process: the started process, or its child."""
         started = psutil.Process(self.process.pid)
@@ -81,9 +69,7 @@ class Run:
 
     def steps(self) -> int:
         """The highest training step in TensorBoard's events, over all attempts."""
-        events = (event for path in self.folder.glob("runs/*/events*") for event in EventFileLoader(str(path)).Load())
-        of_steps = (e.step for e in events if any(value.tag == "loss/train" for value in e.summary.value))
-        return max(of_steps, default=0)
+        return max((step for tag, step, _ in events(self.folder) if tag == "loss/train"), default=0)
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -103,16 +89,6 @@ def start(folder: Path, stage: str, through_repro: bool = False) -> Run:
             cwd=folder, env=environment(folder.parent), stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     return Run(folder, stage, process, log)
-
-
-def working_in(folder: Path) -> list[psutil.Process]:
-    """The processes, other than zombies, whose working directory is `folder`."""
-    processes = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                processes.append(process)
-    return processes
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
@@ -181,7 +157,7 @@ def send(run: Run, fault: Fault, generator: random.Random) -> None:
             run.process.send_signal(number)
         elif fault.target == "dvc":
             run.dvc().send_signal(number)
-        elif launcher is not None and (ranks := run.ranks(launcher)) and fault.target == "rank":
+        elif launcher is not None and fault.target == "rank" and (ranks := rank_processes(launcher)):
             generator.choice(ranks).send_signal(number)
         elif launcher is not None:
             launcher.send_signal(number)

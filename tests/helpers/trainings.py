@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,26 @@ def wait_for_epoch(launcher: subprocess.Popen[str], folder: Path, epoch: int = 1
     assert launcher.poll() is None, f"it ended too early: {messages(folder)}"
 
 
-def rank_processes(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+def rank_processes(launcher: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
     """The training processes below a launcher, by rank."""
     children = psutil.Process(launcher.pid).children()
     ranks = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
     return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
 
+def working_in(folder: Path) -> list[psutil.Process]:
+    """The processes, other than zombies, whose working directory is `folder`."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+                processes.append(process)
+    return processes
+
+
 def gone(folder: Path) -> bool:
     """Whether no process has the folder as its working directory any more."""
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                return False
-        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
-            continue
-    return True
+    return not working_in(folder)
 
 
 def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -> Path:
@@ -112,13 +117,16 @@ def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.Com
     return done
 
 
+def digests(folder: Path, *names: str) -> dict[str, str]:
+    """The SHA-256 of these files, and of every file in these folders, by its path. What is missing is left out."""
+    paths = [path for name in names for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in sorted(paths)}
+
+
 def outputs(folder: Path) -> dict[str, str]:
     """What the stage wrote, by its SHA-256: pytest would compare megabytes that differ line by line, for hours."""
-    names = (
-        "models/model.safetensors",
-        "models/model.json",
-        "models/config.json",
-        "metrics/train.json",
-        "metrics/history.csv",
-    )
-    return {name: files.sha256(folder / name) for name in names}
+    models = ("model.safetensors", "model.json", "config.json")
+    names = (*(f"models/{name}" for name in models), "metrics/train.json", "metrics/history.csv")
+    result = digests(folder, *names)
+    assert len(result) == len(names), list(result)
+    return result
