@@ -32,22 +32,6 @@ EACH = pytest.mark.slow("the same for each stage; make test has one or two stage
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
 
-# Three buffers of 20 MB, written and freed again and again: the pages that the system had to clear for the last ten.
-FREED = """
-import resource, sys
-from pipeline.base import linux
-from pipeline.stages import frame
-if sys.argv[1] == "keep":
-    linux.keep_freed_memory()
-for turn in range(20):
-    if turn == 10:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    buffers = [b"x" * 20_000_000 for _ in range(3)]
-    del buffers
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
 def command(stage: str) -> list[str]:
     """The command of a stage, as in dvc.yaml."""
     return [sys.executable, "-m", "pipeline", stage]
@@ -244,14 +228,3 @@ def test_a_workspace_of_somebody_else_is_named(done: Path) -> None:
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("prepare: data/.packed.partial: ")
-
-
-def test_freed_memory_is_used_again_without_the_system() -> None:
-    """The system clears a stage's buffers once, not for every use."""
-
-    def count_cleared(how: str) -> int:
-        command = [sys.executable, "-c", FREED, how]
-        return int(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
-
-    assert count_cleared("give back") > 10_000
-    assert count_cleared("keep") < 100

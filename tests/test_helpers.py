@@ -51,18 +51,6 @@ def test_a_forked_process_is_one_of_its_own(tmp_path: Path) -> None:
     assert (error, process.returncode) == ("an error\n", 7)
 
 
-def test_a_forked_process_ends_as_others_do() -> None:
-    """By a signal, with a traceback, and after its atexit functions."""
-    with starts.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(600) == -signal.SIGTERM
-    broken = starts.run([sys.executable, "-c", "1 / 0"])
-    assert (broken.returncode, broken.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
-    registered = starts.run([sys.executable, "-c", "import atexit; atexit.register(print, 'the end')"], check=True)
-    assert registered.stdout == "the end\n"
-
-
 def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -> None:
     """It does not use the modules that the server has imported."""
     (tmp_path / "pipeline").mkdir()

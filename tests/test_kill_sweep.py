@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ruamel.yaml import YAML
 from pipeline.data import corrections
 from pipeline.versioning import dvc_lock, killed_dvc
 from tests.conftest import on_cpu, read_params, write_params
-from tests.faults import kill_sweep, plan
+from tests.faults import kill_sweep
 from tests.helpers.trainings import wait_for, working_in
 
 
@@ -73,19 +72,6 @@ def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
     done = list(kill_sweep.sweep(5, seed=4))
     assert len(done) == 5
     assert not [trial for trial in done if trial.orphans or trial.false_record or not trial.same]
-
-
-def test_a_sweep_interrupts_every_moment_of_every_stage_twice() -> None:
-    """The plan is a function of its seed; all signals and targets occur."""
-    faults = plan.plan(100, seed=0)
-    assert len(faults) == 100
-    assert faults == plan.plan(100, seed=0) != plan.plan(100, seed=1)
-    moments = Counter((fault.stage, fault.moment) for fault in faults)
-    assert set(moments) == {*plan.TRAIN, *plan.OTHERS}
-    assert min(moments.values()) >= 2
-    assert {fault.signal for fault in faults} == set(plan.SIGNALS)
-    assert {fault.target for fault in faults} == {"rank", "launcher", "dvc", "group", "repro"}
-    assert all(fault.target in plan.targets(fault.stage, fault.moment) for fault in faults)
 
 
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:

@@ -152,11 +152,6 @@ def test_a_stage_depends_on_the_templates_that_it_fills() -> None:
     assert filled == {stage for stage in STAGES if not named.isdisjoint(STAGE_TABLES[stage]["deps"])}
 
 
-def test_the_benchmarks_know_every_stage() -> None:
-    """The stages that are killed, damaged and measured are those of dvc.yaml, in its order."""
-    assert tuple(STAGE_TABLES) == STAGES
-
-
 def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of such a file begins a new run; a change of another one (the demo, the doctor) ends no run."""
     monkeypatch.chdir(PROJECT)
@@ -263,22 +258,6 @@ def test_an_import_changes_nothing_of_the_process() -> None:
         if changing.match(statement)
     }
     assert changes == set()
-
-
-def test_one_module_knows_where_dvc_lock_lies() -> None:
-    """`versioning/dvc_lock.py` defines the path of dvc.lock; no other module does."""
-    assert {name for name, path in MODULES.items() if 'Path("dvc.lock")' in path.read_text()} == {
-        "pipeline.versioning.dvc_lock"
-    }
-
-
-def test_every_direct_dependency_has_a_reason() -> None:
-    """Each line of pyproject.toml's dependencies says what it is for."""
-    text = (PROJECT / "pyproject.toml").read_text()
-    block = text[text.index("dependencies = [") : text.index("]\n\n[project.scripts]")]
-    lines = [line for line in block.splitlines()[1:] if line.strip()]
-    assert len(lines) >= 10
-    assert all("  #" in line for line in lines)
 
 
 def test_no_test_waits_without_end() -> None:

@@ -145,16 +145,6 @@ def test_imports_without_memory_are_a_line() -> None:
     assert "run.workers" in done.stderr
 
 
-def test_an_interrupt_during_imports_is_a_line(tmp_path: Path) -> None:
-    """Ctrl-C while a command still imports its libraries prints one line, and no traceback."""
-    (tmp_path / "pydantic.py").write_text("raise KeyboardInterrupt")
-    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
-    command = [sys.executable, "-m", "pipeline", "rank", "train"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stderr == f"train: interrupted; {errors.INTERRUPTED}\n"
-
-
 @pytest.mark.parametrize("module", ["difflib", "pydantic"])  # of the program, of a command
 def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> None:
     """With one line and status 130, though a library makes another exception of KeyboardInterrupt. nohup ignores it."""
@@ -226,14 +216,6 @@ def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
     assert done.returncode == 1
     assert len(messages) > 1
     assert all(text.startswith("train: ") and text.find("\n") == len(text) - 1 for text in messages), messages
-
-
-def test_the_answers_of_predict_are_alone_where_nobody_waits() -> None:
-    """Without a terminal it has no first line: a program reads stdout, and stderr has only refusals."""
-    words = [sys.executable, "-m", "pipeline", "predict"]
-    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert done.stdout == ""
-    assert done.stderr.startswith("usage: ")
 
 
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:

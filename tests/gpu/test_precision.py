@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeline.engine import loop
-from pipeline.engine.choices import PRECISIONS
+from pipeline.engine.choices import PARALLELS, PRECISIONS
 from pipeline.engine.world import World
 from tests.gpu import training
 from tests.gpu.training import HALF, NATIVE, Figures, Setup, batches, distance, masters, setup, state_digest, train
@@ -17,8 +17,9 @@ CONVOLUTION = {"bf16": torch.bfloat16, **dict.fromkeys(HALF, torch.float16)}  # 
 WAYS = [
     (precision, parallel)
     for precision in PRECISIONS
-    for parallel in ("single", "ddp", "apex_ddp", "elastic")
-    if (precision, parallel) != ("bf16", "apex_ddp")  # which is refused: Apex reduces no bf16
+    for parallel in PARALLELS
+    if parallel != "dp"  # on one GPU the same as single
+    and (precision, parallel) != ("bf16", "apex_ddp")  # which is refused: Apex reduces no bf16
     and (precision in NATIVE or parallel != "elastic")  # Apex's levels are refused with elastic
 ]
 
