@@ -55,9 +55,10 @@ def run(*options: str, listener: Listener | None = None) -> tuple[int, Listener]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the environment of the ranks in this process, so that they can be forked (tests/helpers/starts.py).
 
-    The pytest that a test runs has no options of the one that runs the test.
+    The pytest that a test runs has no options of the one that runs the test, and no Apex.
     """
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for name in ("PYTEST_ADDOPTS", "APEX_SRC"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in required_variables(1, True).items():
         monkeypatch.setenv(name, value)
 

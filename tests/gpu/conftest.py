@@ -4,11 +4,11 @@
     python -m pytest tests/gpu --gpu-report benchmarks/results     the same with a report; started again, it goes on
     python -m pytest tests/gpu --gpu-device cpu                    the dry run: what a CPU can show; the rest is listed
 
-`@pytest.mark.gpu(ranks=2, needs="apex", gpus=2)`: the number of ranks, what the body needs (nothing, cuda, compiler or
-apex), and the GPUs that are visible to the ranks: then they exchange over NCCL, else they share one, over gloo. An
-argument that names Apex or TF32 needs that too. The body returns figures for the report. It uses no network and no
-data: images are noise. Starting the processes takes most of the time, so several cases run at once. Each result is
-written when it is there, also before pytest reaches its test.
+`@pytest.mark.gpu(ranks=2, needs="apex", gpus=2)`: the number of ranks, what the body needs (`ranks.Needs`), and the
+GPUs that are visible to the ranks: then they exchange over NCCL, else they share one, over gloo. An argument that names
+Apex or TF32 needs that too. The body returns figures for the report. It uses no network and no data: images are noise.
+Starting the processes takes most of the time, so several cases run at once. Each result is written when it is there,
+also before pytest reaches its test.
 """
 
 import signal

@@ -30,7 +30,7 @@ from tests.gpu.training import begin
 from tests.helpers import starts
 
 PROJECT = Path(__file__).resolve().parents[2]
-Needs = Literal["nothing", "cuda", "compiler", "apex"]
+Needs = Literal["nothing", "cuda", "compiler", "apex", "extensions"]  # extensions: Apex with its compiled parts
 Result = dict[str, Any]  # outcome (passed, failed, skipped), reason, figures, warnings, seconds, output
 LIMIT_SECONDS = {"cuda": 300, "cpu": 600}  # on a GPU a case takes 15 s; one compiles twice, for minutes
 NAMES_APEX = {*params.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
@@ -57,23 +57,26 @@ def case(
     """The case of a test. With the argument `single` it has one rank; with tf32 or a name of Apex it needs that."""
     values = set(arguments.values())
     if values & NAMES_APEX:
-        needs = "apex"
+        needs = "extensions" if needs == "cuda" or "fused_sgd" in values else "apex"
     elif "tf32" in values and needs == "nothing":
         needs = "cuda"
     return Case(module, function, dict(arguments), 1 if "single" in values else ranks, needs, gpus)
 
 
 def lacks(case: Case, device: str) -> str:
-    """What a case needs and this machine does not have; empty if nothing is missing."""
-    here = machine.read()
-    if case.needs == "nothing" and device == "cpu":
+    """What a case needs and this machine does not have; empty if nothing is missing.
+
+    On a CPU, Apex is its source in the folder that the variable APEX_SRC names.
+    """
+    here, of_apex = machine.read(), case.needs in ("apex", "extensions")
+    if device == "cpu" and (case.needs == "nothing" or (case.needs == "apex" and os.environ.get("APEX_SRC"))):
         return ""
     if (visible := here.cuda_devices if device == "cuda" else 0) < max(1, case.gpus):
         gpus = f"{case.gpus} GPUs ({visible} visible)" if case.gpus > 1 else "a GPU"
-        return f"needs {gpus}" + (" and Apex with its extensions" if case.needs == "apex" else "")
+        return f"needs {gpus}" + (" and Apex with its extensions" if of_apex else "")
     if case.needs == "compiler" and not here.compiler:
         return "needs a C++ compiler"
-    return f"needs {validity.NO_APEX[here.apex]}" if case.needs == "apex" and here.apex != "usable" else ""
+    return f"needs {validity.NO_APEX[here.apex]}" if of_apex and here.apex != "usable" else ""
 
 
 def prove(case: Case, device: str) -> Result:
@@ -107,6 +110,8 @@ def _run(device: str, case: Case, folder: Path, deadline: float) -> list[int]:
     environ.pop("PYTHONOPTIMIZE", None)  # it removes assertions
     if device == "cuda":
         environ["PERENNIAL_REAL_STARTS"] = "1"
+    elif case.needs == "apex":
+        environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], environ["APEX_SRC"]])
     if case.gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(case.gpus)))).split(",")
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[: case.gpus])
@@ -135,7 +140,7 @@ def main(device: str, rank: str, folder: str) -> None:
     world = World(
         int(rank), number, case.ranks, torch.device("cuda", number) if device == "cuda" else torch.device("cpu")
     )
-    begin(world)
+    begin(world, with_apex=case.needs == "apex")
     backend = backend_for(world.device, "auto" if case.gpus else "gloo")
     dist.init_process_group(
         backend, init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,

@@ -1,6 +1,8 @@
-"""Apex's kernels, masters and casts on a GPU. tests/test_apex.py shows its Python code on a CPU."""
+"""Apex's kernels, masters and casts. tests/test_apex.py runs what needs no kernel on a CPU, too."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,18 @@ from torch import Tensor, nn
 
 from pipeline.engine import loop
 from pipeline.engine.world import World
-from tests.gpu.training import Figures, batches, distance, everywhere, gradients, masters, setup, small_resnet, train
+from tests.gpu.training import (
+    Figures,
+    batches,
+    distance,
+    everywhere,
+    gradients,
+    masters,
+    setup,
+    small_resnet,
+    state_digest,
+    train,
+)
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
@@ -31,6 +44,62 @@ def test_masters(world: World) -> Figures:
 
 
 @pytest.mark.gpu(needs="apex")
+def test_resume_of_o2(world: World) -> Figures:
+    """Half weights do not determine the masters, and a momentum loaded before the masters exist is rounded to half."""
+    ready = setup(world, "O2")
+    train(ready, batches(world, 0, 3))
+    model, momenta, numbers = deepcopy(
+        (ready.bare.state_dict(), ready.optimizer.state_dict(), ready.precision.state_dict(ready.optimizer))
+    )
+    train(ready, batches(world, 3, 6))
+
+    def resumed(saved: dict[str, Any], optimizer_first: bool) -> str:
+        other = setup(world, "O2")
+        other.bare.load_state_dict(model)
+        if optimizer_first:
+            other.optimizer.load_state_dict(deepcopy(momenta))
+        other.precision.load_state_dict(deepcopy(saved), other.optimizer)
+        if not optimizer_first:
+            other.optimizer.load_state_dict(deepcopy(momenta))
+        train(other, batches(world, 3, 6))
+        return state_digest(other)
+
+    rounded = {**numbers, "masters": [master.half().float() for master in numbers["masters"]]}
+    assert resumed(numbers, optimizer_first=False) == state_digest(ready), "a resume has the bits of a whole run"
+    assert resumed(rounded, optimizer_first=False) != state_digest(ready), "the masters are needed"
+    assert resumed(numbers, optimizer_first=True) != state_digest(ready), "the masters are needed before the momentum"
+    return {"digest": state_digest(ready)[:16]}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_gradients_of_o2(world: World) -> Figures:
+    """Apex's zero_grad takes no argument. No gradient stays on weights or masters after a step."""
+    ready = setup(world, "O2")
+    assert _raises(TypeError, lambda: ready.optimizer.zero_grad(set_to_none=True)), "set_to_none is refused"
+    train(ready, batches(world, 0, 2))
+    parameters = [*ready.bare.parameters(), *(p for group in ready.optimizer.param_groups for p in group["params"])]
+    assert all(p.grad is None or not p.grad.any() for p in parameters), "nothing is left of the gradients"
+    return {"parameters": len(parameters)}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_sums_of_o1(world: World) -> Figures:
+    """Apex replaces Tensor.cpu by one that rounds float64 to float32. Tensor.to keeps every bit."""
+    train(setup(world, "O1"), batches(world, 0, 1))
+    exact = torch.tensor(1 + 2.0**-40, dtype=torch.float64, device=world.device)
+    assert exact.to("cpu").item() == 1 + 2.0**-40, "to keeps every bit"
+    return {"rounded_by_cpu": exact.cpu().item() == 1}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_replica_of_o0(world: World) -> Figures:
+    """Apex casts by an attribute of the model, also at O0. A copy shares it: so O0 does not go with dp."""
+    model = setup(world, "O0").bare
+    assert model._replicate_for_data_parallel().forward is model.forward, "a copy calls the original's forward"
+    return {}
+
+
+@pytest.mark.gpu(needs="extensions")
 @pytest.mark.parametrize("precision", ["fp32", "O2"])
 def test_fused_sgd(world: World, precision: str) -> Figures:
     """FusedSGD changes the weights as SGD does: momentum, Nesterov, decay. Under O2 the weights are rounded masters."""
@@ -52,7 +121,7 @@ def test_fused_sgd(world: World, precision: str) -> Figures:
     return {"difference": apart}
 
 
-@pytest.mark.gpu(needs="apex")
+@pytest.mark.gpu(needs="extensions")
 def test_overflow_kernel(world: World) -> Figures:
     """amp_C scales half to float exactly, and finds an infinity or a NaN at both ends of a tensor of any size."""
     import amp_C  # type: ignore[import-not-found]
@@ -143,9 +212,18 @@ def test_o1_casts(world: World) -> Figures:
     for name, compute in refusals.items():
         assert _raises(NotImplementedError, compute), f"{name} is refused"
     with ready.precision.exact():
-        assert (single @ single).dtype == torch.float32, "inside exact nothing is cast"
+        with ready.precision.exact():
+            pass
+        assert (single @ single).dtype == torch.float32, "inside exact nothing is cast, also after an inner block"
         assert (single * double).dtype == torch.float64, "inside exact types mix as torch mixes them"
     assert (single @ single).dtype == torch.float16, "after exact O1 casts again"
+
+    def fail() -> None:
+        with ready.precision.exact():
+            raise ZeroDivisionError
+
+    assert _raises(ZeroDivisionError, fail)
+    assert (single @ single).dtype == torch.float16, "after an error inside exact O1 casts again"
     weight = nn.Parameter(single.clone())
     twice = _raises(IndexError, lambda: F.linear(F.linear(single, weight), weight))
     ready.precision.weights_changed()

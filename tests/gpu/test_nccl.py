@@ -95,6 +95,6 @@ def test_elastic_over_nccl(world: World, precision: str) -> Figures:
     return test_parallel.test_elastic(world, precision)
 
 
-@pytest.mark.gpu(ranks=2, needs="apex", gpus=2)
+@pytest.mark.gpu(ranks=2, needs="extensions", gpus=2)
 def test_buckets_over_nccl(world: World) -> Figures:
     return test_parallel.test_apex_ddp_buckets(world)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.config.params import APEX_LEVELS
 from pipeline.engine import loop
 from pipeline.engine.ema import Ema
 from pipeline.engine.world import World
@@ -69,7 +70,7 @@ def test_resume(world: World, precision: str) -> Figures:
 
 def _go_on(world: World, precision: str, folder: str) -> None:
     """The second process of `test_resume`."""
-    begin(world)
+    begin(world, with_apex=precision in APEX_LEVELS)
     ready = setup(world, precision)
     state = torch.load(Path(folder) / "checkpoint.pt", map_location=world.device, weights_only=True)
     ready.bare.load_state_dict(state["model"])

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,36 @@ NATIVE = ("fp32", "tf32", "bf16", "fp16")
 HALF = ("fp16", "O1", "O2", "O3")
 
 
-def begin(world: World) -> None:
+def begin(world: World, with_apex: bool) -> None:
     """Make torch deterministic, as train.py does."""
     determinism.make_deterministic(1, True)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
+    elif with_apex:
+        relax_apex()
+
+
+def relax_apex() -> None:
+    """Make Apex take CPU tensors for CUDA tensors. This changes five checks and nothing that it computes.
+
+    `Tensor.is_cuda`; the names of `Tensor.type()`; the constructor of its overflow flags; the streams of its DDP; the
+    profiler ranges of its SyncBatchNorm.
+    """
+    real_type = torch.Tensor.type
+
+    def cuda_type(tensor: Tensor, dtype: Any = None, **options: Any) -> Any:
+        return real_type(tensor, dtype, **options) if dtype else real_type(tensor).replace("torch.", "torch.cuda.")
+
+    changes: dict[Any, dict[str, Any]] = {
+        torch.Tensor: {"is_cuda": True, "type": cuda_type, "record_stream": lambda tensor, stream: None},
+        torch.cuda: {
+            "IntTensor": torch.IntTensor, "current_stream": lambda: None, "stream": lambda stream: nullcontext(),
+        },
+        torch.cuda.nvtx: {"range_push": lambda message: None, "range_pop": lambda: None},
+    }  # fmt: skip
+    for owner, attributes in changes.items():
+        for name, value in attributes.items():
+            setattr(owner, name, value)
 
 
 def small_resnet() -> nn.Module:
