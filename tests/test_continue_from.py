@@ -16,9 +16,7 @@ from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, create_project
-
-COMMIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--all", "-m")
+from tests.helpers.projects import call, commit, create_project
 
 UNDER_DVC = pytest.mark.slow("several runs of DVC; make test has the parts: the file, and loading it")
 
@@ -31,8 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data__source="synthetic", data__synthetic__count=60, data__synthetic__size=40, train__epochs=2,
     )  # fmt: skip
     call(folder, "dvc", "repro")
-    call(folder, "git", "add", "--all")
-    call(folder, "git", *COMMIT, "Trained")
+    commit(folder)
     call(folder, "dvc", "exp", "save", "--quiet", "--name", "saved")
     return folder
 

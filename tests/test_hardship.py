@@ -18,14 +18,12 @@ import torch
 
 from benchmarks.harness import workspace
 from benchmarks.harness.workspace import STAGES
-from pipeline.base import files
-from pipeline.data import corrections
 from pipeline.models import pretrained
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.conftest import PROJECT
 from tests.faults import plan
 from tests.faults.watched_run import left_in
 from tests.helpers import starts
-from tests.helpers.projects import link_code
+from tests.helpers.projects import stages_folder
 from tests.helpers.trainings import digests
 
 EACH = pytest.mark.slow("the same for each stage; make test has one or two stages")
@@ -49,15 +47,11 @@ def outputs(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every stage run once on drawn images, training on two processes."""
-    folder = tmp_path_factory.mktemp("done")
-    link_code(folder)
-    params = on_cpu(
-        read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48},
+    folder = stages_folder(
+        tmp_path_factory.mktemp("done"), data__source="synthetic", data__synthetic={"count": 60, "size": 48},
         split__phash_distance=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,
         split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
     )  # fmt: skip
-    write_params(folder / "params.yaml", params)
-    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for stage in STAGES:
         end = run(folder, stage)
         assert end.returncode == 0, end.stderr

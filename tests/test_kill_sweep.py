@@ -19,6 +19,7 @@ from pipeline.data import corrections
 from pipeline.versioning import dvc_lock, killed_dvc
 from tests.conftest import on_cpu, read_params, write_params
 from tests.faults import kill_sweep
+from tests.helpers.projects import commit
 from tests.helpers.trainings import wait_for, working_in
 
 
@@ -162,9 +163,7 @@ def test_a_cut_lock_is_put_back() -> None:
 def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none() -> None:
     """The second choice is Git's; the last is to begin without one, with a message."""
     content = Path("dvc.lock").read_bytes()
-    subprocess.run(["git", "add", "dvc.lock"], check=True)
-    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    subprocess.run(["git", *identity, "commit", "--quiet", "-m", "Lock"], check=True)
+    commit(Path())
     dvc_lock.BACKUP.unlink()
     Path("dvc.lock").write_bytes(b"")
     assert len(killed_dvc.repair()) == 1

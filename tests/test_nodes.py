@@ -18,29 +18,19 @@ import pytest
 from pipeline.engine import rendezvous
 from tests.helpers import slurm
 from tests.helpers.nodes import TRAIN, TWO, nodes, start
-from tests.helpers.trainings import launch, outputs, small_world, wait_for
+from tests.helpers.trainings import launch, messages, outputs, small_world, wait_for, wait_for_epoch
+from tests.helpers.trainings import start as start_training
 
 ELASTIC: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 16, "train__model": "mobilenet_v3_small",
 }  # fmt: skip
 
 
-def start_to_strike(folder: Path) -> subprocess.Popen[str]:
-    """Start a node without forking, for a test in which its processes are killed."""
-    return subprocess.Popen(TRAIN, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
-    """Read the standard error of a process until a line that begins so."""
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith(start))
-
-
 def finish(*processes: subprocess.Popen[str]) -> list[str]:
-    """Wait until all end with status 0. Returns their standard errors."""
-    messages = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(messages)
-    return messages
+    """Wait until all end with status 0. Returns their standard errors, where these are pipes."""
+    words = [process.communicate()[1] or "" for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(words)
+    return words
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +48,26 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     One node has the backend of the device, these name it.
     """
     first, second = nodes(tmp_path, run__launcher=launcher, train__backend="gloo")
-    _, messages = finish(start(first, TRAIN), start(second, TRAIN))
+    _, words = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
     assert not (second / "models").exists()
     assert not (second / "metrics").exists()
-    assert "epoch" not in messages
+    assert "epoch" not in words
 
 
 @pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
     """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
-    running = [start_to_strike(first), start_to_strike(second)]
-    wait_for_line(running[0], "epoch 1/")
+    running = [start_training(first), start_training(second)]
+    wait_for_epoch(running[0], first)
     wait_for(lambda: list(first.glob("runs/*/checkpoint.pt")), "no checkpoint")
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
     assert not (first / "models").exists()
-    messages, _ = finish(start(first, TRAIN), start(second, TRAIN))
-    assert "going on from step" in messages
+    words, _ = finish(start(first, TRAIN), start(second, TRAIN))
+    assert "going on from step" in words
     assert outputs(first) == one_node
 
 
@@ -86,13 +76,13 @@ def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     """run.max_restarts: a process of the second node is killed. Both launchers start theirs again, and meet again."""
     lines = {"train__epochs": 16, "run__launcher": "spawn"}
     first, second = nodes(tmp_path, **lines, run__max_restarts=1, run__timeout_seconds=60)
-    running, other = start_to_strike(first), start_to_strike(second)
-    wait_for_line(running, "epoch 2/")
+    running, other = start_training(first), start_training(second)
+    wait_for_epoch(running, first, 2)
     (process,) = (child for child in psutil.Process(other.pid).children() if "spawn_main" in " ".join(child.cmdline()))
     process.kill()
-    messages, _ = finish(running, other)
-    assert "launch: restart 1 of 1" in messages
-    assert "going on from step" in messages
+    finish(running, other)
+    assert "launch: restart 1 of 1" in messages(first)
+    assert "going on from step" in messages(first)
     straight = small_world(tmp_path / "straight", **{**TWO, **lines})
     launch(straight)
     assert outputs(first) == outputs(straight)
@@ -103,19 +93,19 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: the second node is killed. The first goes on alone, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
     first, second = nodes(tmp_path, **ELASTIC, **lines)
-    running, lost = start_to_strike(first), start_to_strike(second)
-    wait_for_line(running, "epoch 2/")
+    running, lost = start_training(first), start_training(second)
+    wait_for_epoch(running, first, 2)
     gone = psutil.Process(lost.pid).children(recursive=True)
     for process in gone:
         process.suspend()  # a lost node cannot ask the others to stop, but the processes of a killed launcher can
     for process in (psutil.Process(lost.pid), *gone):
         process.kill()
-    lost.communicate()
+    lost.wait()
     straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1})
     launch(straight)  # while the first node waits for the second
-    (messages,) = finish(running)
-    assert "launch: restart 1 of 1" in messages
-    assert "going on from step" in messages
+    finish(running)
+    assert "launch: restart 1 of 1" in messages(first)
+    assert "going on from step" in messages(first)
     assert outputs(first) == outputs(straight)
 
 
@@ -124,11 +114,11 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: torchrun restarts the first node's process for it, and the run ends normally."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
     first, second = nodes(tmp_path, **{**ELASTIC, **lines})
-    running = start_to_strike(first)
-    wait_for_line(running, "epoch 1/")
-    messages, _ = finish(running, start_to_strike(second))
-    assert "going on from step" in messages
-    assert "launch: restart" not in messages
+    running = start_training(first)
+    wait_for_epoch(running, first)
+    finish(running, start_training(second))
+    assert "going on from step" in messages(first)
+    assert "launch: restart" not in messages(first)
     straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1, "train__epochs": 30})
     launch(straight)
     assert outputs(first) == outputs(straight)
@@ -222,7 +212,7 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
         wait_for(lambda: log.exists() and "epoch 2/" in log.read_text(), "no epoch")
         other.output("ip", "link", "set", "eth0", "down")
         wait_for(lambda: "RUNNING" not in node.output("squeue", "--noheader", "--format=%T"), "the job goes on")
-    messages = log.read_text()
-    assert re.search(r"train: srun \(pid \d+\)", messages)
-    assert "launch: restart" not in messages
+    words = log.read_text()
+    assert re.search(r"train: srun \(pid \d+\)", words)
+    assert "launch: restart" not in words
     assert not list(folder.glob("runs/launch-*"))

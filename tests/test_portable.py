@@ -17,14 +17,13 @@ from benchmarks.harness import workspace
 from pipeline.base import files, schema
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
-from pipeline.data import corrections
 from pipeline.engine import environment
 from pipeline.models import description
 from pipeline.training.claim import VARIABLE
 from pipeline.training.trace import Trace, difference
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.operators import operators_of_a_step
-from tests.helpers.projects import link_code
+from tests.helpers.projects import stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests
 
@@ -51,16 +50,11 @@ print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in draws)).h
 
 def project(folder: Path) -> Path:
     """A folder in which the stages can run: 50 drawn images, a small model, two steps."""
-    folder.mkdir()
-    link_code(folder)
-    small = {
-        "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
-        "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
-        "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
-    }  # fmt: skip
-    write_params(folder / "params.yaml", change(on_cpu(read_params()), **small))
-    files.write_text(folder / corrections.FILE, corrections.EMPTY)
-    return folder
+    return stages_folder(
+        folder, data__source="synthetic", data__synthetic__count=50, data__synthetic__size=40, prepare__size=40,
+        train__arithmetic="portable", train__epochs=1, train__batch_size=20, train__optimizer="adamw",
+        train__lr=0.001, train__mixup=0.2, run__workers=1, run__timeout_seconds=100_000,
+    )  # fmt: skip
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:

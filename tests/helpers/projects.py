@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import workspace
+from pipeline.base import files
+from pipeline.data import corrections
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 
@@ -15,8 +17,16 @@ def create_project(folder: Path, **changes: Any) -> Path:
     """A commit of the project's files as they are now, in a new repository, with these params (section__key=value)."""
     workspace.create_repository(folder, source=PROJECT)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
-    call(folder, "git", "add", "--all")
-    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Copy")
+    commit(folder)
+    return folder
+
+
+def stages_folder(folder: Path, **changes: Any) -> Path:
+    """A folder without Git in which the stages can run: the code, these params, and no corrections."""
+    folder.mkdir(exist_ok=True)
+    link_code(folder)
+    write_params(folder / "params.yaml", on_cpu(read_params(), **changes))
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     return folder
 
 
@@ -36,7 +46,7 @@ def call(folder: Path, *command: str, check: bool = True) -> subprocess.Complete
 def commit(folder: Path) -> None:
     """Commit everything in the copy."""
     call(folder, "git", "add", "--all")
-    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "State")
 
 
 def verify_environment(project: Path) -> dict[str, str]:
