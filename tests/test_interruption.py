@@ -205,25 +205,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
 
 
 @FURTHER
-def test_one_run_at_a_time(tmp_path: Path) -> None:
-    """A second start is refused while the first one runs, with the process id of the first one."""
-    folder = small_world(tmp_path, **TWO)
-    first = start(folder)
-    wait_for_epoch(first, folder)
-    processes = [psutil.Process(first.pid), *rank_processes(first)]
-    for process in processes:
-        process.suspend()  # so that it is alive during the second start
-    second = launch(folder, check=False)
-    for process in processes:
-        process.resume()
-    assert second.returncode != 0
-    holder = int(next(folder.glob("runs/*/holder")).read_text().split()[0])
-    assert f"process {holder} " in second.stderr
-    assert holder in [process.pid for process in processes]
-    assert first.wait(600) == 0
-
-
-@FURTHER
 def test_a_resume_on_other_hardware_is_refused(half_run: Path, tmp_path: Path) -> None:
     """The checkpoint records what decides bits. A difference is named."""
     folder = shutil.copytree(half_run, tmp_path / "w", symlinks=True)

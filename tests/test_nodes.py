@@ -159,17 +159,6 @@ def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
     assert rendezvous.first_host(nodelist) == first
 
 
-@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
-def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str, str], tmp_path: Path) -> None:
-    """GLOO_SOCKET_IFNAME reaches every process: the loopback works, and a missing interface ends the run."""
-    folder = small_world(tmp_path, **TWO)
-    finish(start(folder, TRAIN, GLOO_SOCKET_IFNAME="lo"))
-    assert outputs(folder) == one_node
-    process = start(folder, TRAIN, GLOO_SOCKET_IFNAME="missing0")
-    assert "missing0" in process.communicate()[1]
-    assert process.returncode == 1
-
-
 @pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
 def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
     """run.launcher: slurm outside a job."""

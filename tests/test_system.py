@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from pipeline.training import provenance
 from tests.conftest import PROJECT, read_params
 from tests.helpers.terminals import on_terminal
 
+TRAIN = [sys.executable, "-m", "pipeline", "rank", "train"]
+
 
 def end_of(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The status and the one line of a command that raises `error`."""
@@ -33,6 +36,12 @@ def end_of(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[in
     status = errors.exit_status("some", work)
     (line,) = capsys.readouterr().err.splitlines()
     return status, line
+
+
+def run(folder: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder`, whose modules hide those of the project. `options`: of subprocess.run."""
+    environ = {**os.environ, "PYTHONPATH": f"{folder}:{PROJECT}"}
+    return subprocess.run(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True, check=False, **options)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ENOLCK, errno.EMFILE, errno.EBADF])
@@ -100,8 +109,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk gives one line, and no second error when Python ends."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "pipeline", "params"]
-        done = subprocess.run(command, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = run(PROJECT, sys.executable, "-m", "pipeline", "params", stdout=full)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("params: ")
@@ -138,8 +146,7 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
 
 def test_imports_without_memory_are_a_line() -> None:
     """If `ulimit -v` is too small for importing torch, the command prints one line."""
-    command = f"ulimit -v 900000; exec {sys.executable} -m pipeline rank train"
-    done = subprocess.run(["bash", "-c", command], cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = run(PROJECT, "bash", "-c", f"ulimit -v 900000; exec {sys.executable} -m pipeline rank train")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "run.workers" in done.stderr
@@ -151,13 +158,10 @@ def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> 
     interrupt = "os.kill(os.getpid(), signal.SIGINT); os.getpid()"
     code = f"import os, signal\ntry: {interrupt}\nexcept BaseException: raise ImportError\nos._exit(7)"
     (tmp_path / f"{module}.py").write_text(code)
-    command = [sys.executable, "-m", "pipeline", "rank", "train"]
-    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, check=False)
+    done = run(tmp_path, *TRAIN)
     assert done.returncode == 130
     assert len(done.stderr.splitlines()) == 1
-    ignoring = ["bash", "-c", "trap '' INT; exec \"$@\"", "bash", *command]
-    assert subprocess.run(ignoring, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 7
+    assert run(tmp_path, "bash", "-c", "trap '' INT; exec \"$@\"", "bash", *TRAIN).returncode == 7
 
 
 ANSWERABLE = {
