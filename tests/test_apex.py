@@ -27,15 +27,15 @@ needs_apex = pytest.mark.skipif(
 )
 # Of tests/gpu: those that need no extension of Apex, with their arguments.
 OF_APEX = ("o1_cache", "o1_casts", "resume_of_o2", "gradients_of_o2", "sums_of_o1", "replica_of_o0")
-CASES: list[tuple[str, str, dict[str, str]]] = [
-    *(("test_apex", f"test_{name}", {}) for name in OF_APEX),
-    *(("test_state", "test_ema", {"precision": level}) for level in ("O1", "O2")),
-    *(("test_state", "test_resume", {"precision": level}) for level in ("O0", "O1", "O2", "O3")),
-    *(("test_precision", "test_step", {"precision": level, "optimizer": "sgd"}) for level in ("O0", "O1", "O2")),
-    ("test_parallel", "test_apex_ddp_gradients", {}),
-    ("test_parallel", "test_accumulation", {"precision": "fp32", "parallel": "apex_ddp"}),
+CASES: list[tuple[str, dict[str, str]]] = [
+    *((f"test_apex::test_{name}", {}) for name in OF_APEX),
+    *(("test_state::test_ema", {"precision": level}) for level in ("O1", "O2")),
+    *(("test_state::test_resume", {"precision": level}) for level in ("O0", "O1", "O2", "O3")),
+    *(("test_precision::test_step", {"precision": level, "optimizer": "sgd"}) for level in ("O0", "O1", "O2")),
+    ("test_parallel::test_apex_ddp_gradients", {}),
+    ("test_parallel::test_accumulation", {"precision": "fp32", "parallel": "apex_ddp"}),
     *(
-        ("test_parallel", "test_accumulation", {"precision": level, "parallel": parallel})
+        ("test_parallel::test_accumulation", {"precision": level, "parallel": parallel})
         for level, parallel in product(("O1", "O2"), ("ddp", "apex_ddp"))
     ),
 ]
@@ -83,12 +83,10 @@ def test_extensions_that_do_not_load_are_named(tmp_path: Path) -> None:
 
 
 @needs_apex
-@pytest.mark.parametrize(("module", "function", "arguments"), CASES, ids=str)
-def test_a_guard_holds_on_a_cpu(module: str, function: str, arguments: dict[str, str]) -> None:
+@pytest.mark.parametrize(("test", "arguments"), CASES, ids=str)
+def test_a_guard_holds_on_a_cpu(test: str, arguments: dict[str, str]) -> None:
     """The body of a test for a GPU passes, in fresh processes: O1 patches torch until the process ends."""
-    count = 2 if module == "test_parallel" else 1
-    result = ranks.prove(ranks.case(f"tests.gpu.{module}", function, arguments, count, "apex"), "cpu")
-    assert result["outcome"] == "passed", result.get("output", result["reason"])
+    ranks.check_on_cpu(test, arguments, 2 if test.startswith("test_parallel") else 1, "apex")
 
 
 def test_the_pipeline_never_calls_tensor_cpu() -> None:

@@ -100,6 +100,13 @@ def prove(case: Case, device: str) -> Result:
         return {"outcome": "passed", **result}
 
 
+def check_on_cpu(test: str, arguments: Mapping[str, str], ranks: int = 1, needs: Needs = "nothing") -> None:
+    """Run the case of a test on the CPU: `test` is module::function of this folder. Fails with the reason."""
+    module, function = test.split("::")
+    result = prove(case(f"tests.gpu.{module}", function, arguments, ranks, needs), "cpu")
+    assert result["outcome"] == "passed", result.get("output", result["reason"])
+
+
 def _output(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.txt"
 

@@ -1,13 +1,13 @@
 """Nodes of a training: folders on this machine, whose agents meet over the network."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import starts
+from tests.helpers.ranks import free_port
 from tests.helpers.trainings import small_world
 
 TWO: dict[str, Any] = {
@@ -16,13 +16,6 @@ TWO: dict[str, Any] = {
 
 
 TRAIN = [sys.executable, "-m", "pipeline", "train"]
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def nodes(top: Path, **changes: Any) -> list[Path]:

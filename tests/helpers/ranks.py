@@ -8,6 +8,13 @@ import sys
 from tests.helpers import starts
 
 
+def free_port() -> int:
+    """A port without a listener."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def run_ranks(size: int, program: str, *arguments: str) -> None:
     """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
     assert [process.wait() for process in start_ranks(size, program, *arguments)] == [0] * size
@@ -15,10 +22,8 @@ def run_ranks(size: int, program: str, *arguments: str) -> None:
 
 def start_ranks(size: int, program: str, *arguments: str, stderr: int | None = None) -> list[subprocess.Popen[str]]:
     """Start `python -m tests.ranks.<program>` in `size` processes that form a world."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(size), **address, "TORCHELASTIC_RUN_ID": "test"}
     return [
         starts.Popen(
             [sys.executable, "-m", f"tests.ranks.{program}", *arguments], text=True, stderr=stderr,
