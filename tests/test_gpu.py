@@ -92,9 +92,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     path.write_text(json.dumps(report))
     status, listener = run(*options)  # cases in the report are not run again, and a failed one is named
     assert (status, listener.outcomes) == (1, {ddp: "failed", apex_ddp: "skipped"})
-    output = capsys.readouterr().out
-    assert "a reason" in output
-    assert str(path) in output
+    assert "a reason" in capsys.readouterr().out
 
 
 def test_a_cut_keeps_every_result_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def workers() -> Iterator[Worker]:
 
 
 def main() -> int:
-    parser = measuring.parser(__doc__, "faults")
+    parser = measuring.parser(__doc__, "faults", photos=False)
     parser.prog = "python -m tests.faults.faults"
     parser.add_argument("--every", type=int, default=1, help="one fault per so many operations (default: %(default)s)")
     parser.add_argument("--stages", nargs="+", choices=workspace.STAGES, default=workspace.STAGES)

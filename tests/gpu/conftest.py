@@ -111,10 +111,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     if result["outcome"] == "failed":
         pytest.fail(result.get("output", result["reason"]), pytrace=False)
     return True
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if (report := config.stash[REPORT]).cases:
-        terminalreporter.section("figures of the cases")
-        for line in report.lines():
-            terminalreporter.write_line(line)

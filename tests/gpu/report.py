@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +51,6 @@ class Report:
     def close(self) -> None:
         """Add no further results. A signal handler may call this: it waits for no thread."""
         self._is_open = False
-
-    def lines(self) -> list[str]:
-        """One line for every case with figures, and a line with the number of outcomes."""
-        outcomes = Counter(result["outcome"] for result in self.cases.values())
-        lines = [f"{name}: {as_text(result['figures'])}" for name, result in self.cases.items() if "figures" in result]
-        total = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
-        return [*lines, f"{total}: {self.path}" if self.path else total]
-
-
-def as_text(figures: dict[str, Any]) -> str:
-    """Figures as one line."""
-    return ", ".join(f"{key} {measuring.formatted(value)}" for key, value in figures.items())
 
 
 def head(device: str) -> dict[str, Any]:
