@@ -18,6 +18,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline.base import linux
 from pipeline.config.params import Params, Paths
 from tests.helpers import starts
 
@@ -103,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """The number of processes for `-n auto`: one per core and 2 GB of memory, at most 8."""
-    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 2**31, 8))
+    return max(1, min(linux.usable_cores(), psutil.virtual_memory().total // 2**31, 8))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ Each reads the same files, takes random resized crops with flips, and gives batc
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import io, transforms
 from torchvision.transforms import v2
 
+from pipeline.base import linux
 from pipeline.loader.augment import MEAN, STD
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -58,7 +58,7 @@ def decoded(path: str) -> Tensor:
 def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) -> Batches:
     """A shuffling DataLoader with one persistent worker process per core."""
     return DataLoader(
-        dataset, batch, shuffle=True, num_workers=len(os.sched_getaffinity(0)), pin_memory=pinned, drop_last=True,
+        dataset, batch, shuffle=True, num_workers=linux.usable_cores(), pin_memory=pinned, drop_last=True,
         persistent_workers=True,
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ def tensors(files: Labelled, side: int, batch: int, pinned: bool = False) -> Bat
 def dali(files: Labelled, side: int, batch: int) -> Batches:
     """NVIDIA DALI's CPU pipeline; its decoder decodes little more than the crop."""
     fn, pipeline, types = (importlib.import_module(f"nvidia.dali.{name}") for name in ("fn", "pipeline", "types"))
-    threads = len(os.sched_getaffinity(0))
+    threads = linux.usable_cores()
     with pipeline.Pipeline(batch_size=batch, num_threads=threads, device_id=None, prefetch_queue_depth=2) as pipe:
         paths, labels = [path for path, _ in files], [label for _, label in files]
         encoded, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, name="photos")
@@ -109,7 +109,7 @@ def ffcv(files: Labelled, side: int, batch: int) -> Batches:
         importlib.import_module(f"ffcv.{name}")
         for name in ("fields", "fields.decoders", "loader", "transforms", "writer")
     )
-    path, threads = Path("photos.beton"), len(os.sched_getaffinity(0))
+    path, threads = Path("photos.beton"), linux.usable_cores()
     columns = {"image": fields.RGBImageField(write_mode="jpg"), "label": fields.IntField()}
     writer.DatasetWriter(path, columns, num_workers=threads).from_indexed_dataset(Files(files, pillow))
     mean, std = (255 * np.array(values) for values in (MEAN, STD))

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.base import files
+from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine as here
 from pipeline.versioning import programs
@@ -52,24 +52,22 @@ Row = dict[str, Any]
 
 def machine() -> Row:
     """The machine, the versions of the libraries, and the commit."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    gpus = _gpus()
+    gpus, of_cuda = list[str](), dict[str, str]()
+    if here.read().cuda_devices:
+        import torch
+
+        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        of_cuda = {"cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
     return {
-        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": cores(),
+        "cpu": here.cpu_name(),
+        "cores": linux.usable_cores(),
         "gpus": gpus,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in LIBRARIES} | (_of_cuda() if gpus else {}),
+        "versions": {name: _version(name) for name in LIBRARIES} | of_cuda,
         "commit": commit(),
         "code": code(),
     }
-
-
-def _of_cuda() -> dict[str, str]:
-    import torch
-
-    return {"cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
 
 
 def comparable(conditions: Row) -> Row:
@@ -86,19 +84,6 @@ def listed(conditions: Row) -> Row:
     rest = {key: value for key, value in conditions.items() if key not in compared}
     versions = {name: value for name, value in conditions["versions"].items() if name not in compared["versions"]}
     return rest | ({"versions": versions} if versions else {})
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _gpus() -> list[str]:
-    if here.read().cuda_devices == 0:
-        return []
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def _version(name: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from ruamel.yaml import YAML
 
 from benchmarks.harness import measuring
-from pipeline.base import files
+from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity, params
 from pipeline.data import corrections, synthetic
@@ -217,7 +217,7 @@ def draw_photos(archive: Path, count: int, side: int) -> Photos:
         synthetic.image(kinds[index % len(kinds)], side, 0, index).save(content, "JPEG", quality=90)
         return content.getvalue()
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, tarfile.open(archive, "w") as tar:
+    with ThreadPoolExecutor(linux.usable_cores()) as pool, tarfile.open(archive, "w") as tar:
         for index, content in enumerate(pool.map(jpeg, range(count))):
             entry = tarfile.TarInfo(f"flowers/{kinds[index % len(kinds)]}/{index:05}.jpg")
             entry.size = len(content)

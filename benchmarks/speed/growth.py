@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row
+from pipeline.base import linux
 from pipeline.data import synthetic
 
 TIMES = (1, 3, 10)
@@ -43,7 +44,7 @@ PRESETS = {
 def draw(folder: Path, images: int, side: int) -> None:
     """All images of the largest set, in class folders."""
     folder.mkdir(parents=True)
-    synthetic.draw(folder, images, side, 0, measuring.cores())
+    synthetic.draw(folder, images, side, 0, linux.usable_cores())
 
 
 def make_workspace(folder: Path, source: Path, images: int, preset: Preset, device: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
+from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import split_table
 
@@ -58,7 +59,7 @@ def worker(name: str, folder: str, batch_size: str) -> None:
     from benchmarks.harness import contenders
     from benchmarks.speed import ours
 
-    batch, cuda, threads = int(batch_size), name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
+    batch, cuda, threads = int(batch_size), name == OURS_GPU, linux.usable_cores() if name == OURS_THREADS else 1
     with ours.ready(Path(folder), device="cuda" if cuda else "cpu", threads=threads) as ready:
         epoch, rows = ready.rows // batch, ready.dataset.packed.rows("train")
         if epoch == 0:

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
+from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import split_table
@@ -85,7 +86,7 @@ def loader(name: str, config: Params, photos: Path, split: str) -> Any:
         data: Any = importlib.import_module("timm.data")
         return data.create_loader(
             data.create_dataset("", root), (3, side, side), settings.batch_size, is_training=training,
-            color_jitter=0.0, crop_pct=settings.eval_crop / settings.eval_resize, num_workers=measuring.cores(),
+            color_jitter=0.0, crop_pct=settings.eval_crop / settings.eval_resize, num_workers=linux.usable_cores(),
             device=torch.device(settings.device), use_prefetcher=cuda, pin_memory=cuda,
         )  # fmt: skip
     first: Any = name == "tutorial"
@@ -96,7 +97,7 @@ def loader(name: str, config: Params, photos: Path, split: str) -> Any:
     transform = made.Compose([*steps, convert, made.Normalize(MEAN, STD)])
     dataset = ImageFolder(root, transform, loader=contenders.pillow if first else contenders.decoded)
     return torch.utils.data.DataLoader(
-        dataset, settings.batch_size, shuffle=training, num_workers=measuring.cores(), pin_memory=cuda,
+        dataset, settings.batch_size, shuffle=training, num_workers=linux.usable_cores(), pin_memory=cuda,
         persistent_workers=True,
     )  # fmt: skip
 
@@ -176,7 +177,7 @@ def compared(rows: Mapping[str, Row]) -> Row:
 
 
 def main() -> None:
-    parser, cores = measuring.parser(__doc__, "peers"), measuring.cores()
+    parser, cores = measuring.parser(__doc__, "peers"), linux.usable_cores()
     parser.add_argument("--threads", type=int, help="of every training process (default: one per core; with a GPU 1)")
     options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report
-from pipeline.base import files
+from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import packed, split_table
 from pipeline.engine import environment
@@ -133,7 +133,7 @@ def main() -> None:
     cpus = CPUS[:1] if options.tiny else CPUS
     cases = TINY if options.tiny else CASES + (VIT if options.vit else ())
     report = Report("portable", options, emulator=version(), cpus=", ".join(cpus))
-    with workspace.temporary_folder("portable") as base, ThreadPoolExecutor(measuring.cores()) as pool:
+    with workspace.temporary_folder("portable") as base, ThreadPoolExecutor(linux.usable_cores()) as pool:
         control = pool.submit(hashes, cpus[0], cases[:1], base, "MKL_CBWR")
         waiting = {cpu: pool.submit(hashes, cpu, cases, base) for cpu in (HERE, *cpus)}
         by_cpu = {}

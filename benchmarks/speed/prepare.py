@@ -39,7 +39,7 @@ PRESETS = {"cpu": Preset(200, 320, 256, 5), "cuda": Preset(600, 320, 256, 5), "t
 def worker(name: str, folder: str) -> None:
     """The process of a contender. A turn is all images once."""
     os.chdir(folder)
-    config, cores = params.load(), measuring.cores()
+    config, cores = params.load(), linux.usable_cores()
     images, split_csv = Path(config.paths.images), Path(config.paths.split)
     paths, size = [images / line["path"] for line in split_table.kept_rows(split_csv)], config.prepare.size
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import measuring
+from pipeline.base import linux
 from pipeline.base.errors import UserError
 from pipeline.config import machine
 from tests.gpu import ranks
@@ -84,7 +84,7 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]
         report.close()  # the ranks are interrupted, too, and so fail
         before(number, frame)
 
-    pool, cases = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE)), set(report.cases)
+    pool, cases = ThreadPoolExecutor(max(1, linux.usable_cores() // CORES_A_CASE)), set(report.cases)
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield {item.nodeid: pool.submit(prove, item) for item in items if item.nodeid not in cases}

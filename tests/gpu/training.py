@@ -108,14 +108,17 @@ def setup(
     return Setup(bare, PARALLELS[parallel](bare, world, deterministic, microbatches or world.size), updater, numbers)
 
 
-def batches(world: World, first: int, last: int, *, size: int = 32, side: int = 0) -> list[loop.Batch]:
-    """This rank's shares of the steps in [first, last): noise with its class as brightness; a function of the step."""
+def batches(world: World, first: int, last: int, *, side: int = 0) -> list[loop.Batch]:
+    """This rank's shares of the steps in [first, last), of 32 images: noise with its class as brightness.
+
+    They are a function of the step.
+    """
     side = side or (32 if world.device.type == "cuda" else 16)  # a CPU is slow in half precision
     steps = []
     for step in range(first, last):
         source = torch.Generator().manual_seed(step)
-        labels = torch.randint(4, (size,), generator=source)
-        images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
+        labels = torch.randint(4, (32,), generator=source)
+        images = torch.randn((32, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
         rows = slice(world.rank, None, world.size)
         images, labels = images[rows].to(world.device), labels[rows].to(world.device)
         steps.append(loop.Batch(step, images, labels, labels, 1000 * step))
