@@ -46,9 +46,7 @@ def report_of(name: str, out: Path) -> dict[str, Any]:
 SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which shares their code")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[SLOW] * (name not in ("prepare", "planning"))) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * (name != "planning")) for name in NAMES])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
     report = report_of(name, tmp_path)

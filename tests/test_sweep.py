@@ -134,6 +134,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow("a sweep, 40 seconds of CPU; make test has the runner, the search and the page")
 def test_the_best_by_validation_is_tested_and_no_other(pair: Path) -> None:
     """The table is in the order of the validation accuracy; one trial has the present settings. Only one experiment has
     figures of the test images, with the model of the best trial; `compare` shows them all.
@@ -156,7 +157,7 @@ def test_the_best_by_validation_is_tested_and_no_other(pair: Path) -> None:
     assert [line.split()[0] for line in lines if line.count(" (0.") == 2] == [best.split("/")[-1]]
 
 
-@pytest.mark.slow("three starts of a sweep that are killed, and two more; make test has one undisturbed sweep")
+@pytest.mark.slow("three starts of a sweep that are killed, and two more; make test has the runner and the search")
 def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Path) -> None:
     """At drawn moments, always with two trials at a time. Before the command is killed (KILL), the first start loses a
     training and the second one a DVC. The third one is killed when some trials have finished: they are not run again.
@@ -197,7 +198,7 @@ def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Pa
     assert experiments(folder) == commits
 
 
-@pytest.mark.slow("two more sweeps; make test has one undisturbed sweep")
+@pytest.mark.slow("two more sweeps; make test has the runner and the search")
 def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: Path) -> None:
     """What runs saves its state, and the next start goes on. A trial whose loss becomes infinite is named with its
     reason, and is the last of the table.

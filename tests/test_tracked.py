@@ -23,7 +23,7 @@ from tests.helpers.settings import LEAVES, keys, tracked
 OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
     "paths.inbox": "elsewhere/inbox",
     "data.url": "file://{folder}/the same archive.tgz",
-    "run.save_every_epochs": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1,
+    "run.save_every_epochs": 1, "run.keep_states": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1,
     "run.checkpoint_seconds": 1, "run.epoch_checkpoint_seconds": 0, "run.timeout_seconds": 77,
 }  # fmt: skip
 ELSEWHERE = {  # not tracked; the test that compares bytes
@@ -113,7 +113,7 @@ def outputs(folder: Path) -> dict[str, str]:
     return {
         f"{name}: {path.relative_to(top)}": files.sha256(path)
         for name, top in tops.items()
-        if name not in {"runs", "archives"}
+        if name not in {"runs", "archives", "states"}
         for path in ([top] if top.is_file() else sorted(top.rglob("*")))
         if path.is_file()
     }
@@ -141,6 +141,7 @@ def test_the_tables_name_settings_and_tests_that_are_there() -> None:
         assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), name
 
 
+@pytest.mark.slow("a whole pipeline more; make test has the settings that each stage reads")
 def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
     """With all of them changed at once, each output of each stage is the same."""
     before, after = outputs(usual), outputs(pipeline(usual.parent / "other", OTHERWISE))

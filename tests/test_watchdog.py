@@ -30,6 +30,7 @@ from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_
 CHOICES = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
 
 
+@pytest.mark.slow("frozen processes are waited for, 40 seconds; make test has the order of exits, and who is silent")
 def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     """SIGSTOP stops process 0, which the other one needs; or a single process that is asked to stop.
 
@@ -54,7 +55,7 @@ def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
         assert gone(folder)
 
 
-@pytest.mark.slow("a training of two processes; make test has the order of exits, and names a frozen process")
+@pytest.mark.slow("a training of two processes; make test has the order of exits")
 def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     """Process 1 is killed while the launcher is stopped. So the launcher sees the exit of process 0 first.
 
@@ -120,7 +121,7 @@ def test_a_process_notes_that_it_failed(status: int, tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == [f"ended{FAILED}"] * status
 
 
-@pytest.mark.slow("waits for a rendezvous that cannot be; make test ends a run with a frozen process")
+@pytest.mark.slow("waits for a rendezvous that cannot be; make test has who is silent")
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path, launcher: str) -> None:
     """A program listens at the port and never answers: a message at once, and an end in time that names the address."""

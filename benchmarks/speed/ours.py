@@ -126,7 +126,13 @@ def resident(batch: Batch) -> Iterator[Batch]:
 
 
 def steps_on_noise(model: str, batch: int, side: int, **settings: Any) -> Iterator[Batch]:
-    """Endless steps of one process on one batch of noise, which stays on the device.
+    """Endless steps of `on_noise`."""
+    trainer, batches = on_noise(model, batch, side, **settings)
+    return trainer.steps(batches)
+
+
+def on_noise(model: str, batch: int, side: int, **settings: Any) -> tuple[Trainer, Iterator[Batch]]:
+    """One process in training, and one batch of noise without end, which stays on the device.
 
     `batch`: the number of images; `side`: theirs, in pixels; `settings`: others of `train`.
     """
@@ -134,5 +140,5 @@ def steps_on_noise(model: str, batch: int, side: int, **settings: Any) -> Iterat
     config, packed = set_up({"parallel": "single", **size, **settings}), noise(batch, side, 5)
     world = World.from_env({}, config.train.device)
     images = ImageStore(torch.from_numpy(packed.images).to(world.device), world.device)
-    on_noise = Ready(config, Dataset(packed, images), world)
-    return Trainer.of(on_noise).steps(resident(next(on_noise.batches())))
+    ready = Ready(config, Dataset(packed, images), world)
+    return Trainer.of(ready), resident(next(ready.batches()))

@@ -7,7 +7,6 @@ are those of the CPU, of all threads together: the hash uses every core, a step 
 GPU these bytes are also copied to the host.
 """
 
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from itertools import islice
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row
-from pipeline.config import params
 
 TURNS = 5
 
@@ -44,19 +42,10 @@ CASES = {
 def measure(case: Case) -> Row:
     """CPU seconds of a hash and of an epoch's steps, and their ratio: medians over the turns."""
     from benchmarks.speed import ours
-    from pipeline.engine import determinism
-    from pipeline.engine.world import World
     from pipeline.training import chain
 
-    settings = {
-        "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,
-        "precision": "fp32", "epochs": 1000, "lr": 0.001,
-    }  # fmt: skip
-    config = ours.with_settings(params.load(), settings)
-    determinism.make_deterministic(1, True)
-    ready = ours.Ready.of_noise(config, World.from_env({}, "cpu"), case.batch, case.side)
-    trainer = ours.Trainer.of(ready)
-    steps = trainer.steps(ours.resident(next(ready.batches())))
+    trainer, batches = ours.on_noise(case.model, case.batch, case.side, device="cpu", precision="fp32")
+    steps = trainer.steps(batches)
     deque(islice(steps, 2), maxlen=0)  # the first choose algorithms, and fill caches
     state = trainer.learner.state_dict()
     turns = []
@@ -71,16 +60,10 @@ def measure(case: Case) -> Row:
     return {"megabytes": megabytes, **measuring.medians(turns)}
 
 
-def main() -> int:
+def main() -> None:
     options = measuring.parser(__doc__, "state", photos=False).parse_args()
-    with measuring.exit_on_user_error("state"):
-        report = Report("state", options, turns=TURNS)
-        for case in CASES["tiny" if options.tiny else "cpu"]:
-            if report.missing([case.title]):
-                report.add(case.title, measure(case))
-        report.conclude(share={title: row["share"] for title, row in report.rows.items()})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report = Report("state", options, turns=TURNS)
+    for case in CASES["tiny" if options.tiny else "cpu"]:
+        if report.missing([case.title]):
+            report.add(case.title, measure(case))
+    report.conclude(share={title: row["share"] for title, row in report.rows.items()})

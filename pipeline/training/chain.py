@@ -60,5 +60,5 @@ def _text(value: Any) -> str:
     """A plain value, a tensor by its hash, anything else by its type: its text may have an address."""
     if not isinstance(value, Tensor):
         return repr(value) if isinstance(value, PLAIN) else type(value).__name__
-    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{value.dtype} {list(value.shape)} {hashlib.sha256(content.data).hexdigest()}"
