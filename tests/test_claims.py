@@ -248,12 +248,17 @@ def skipped_step(project: Path) -> None:
     edit_history(project, 1, chain.sha256({**content, "progress": {**progress, "history": [*rows, last]}}))
 
 
+def exchange(one: Path, two: Path) -> None:
+    """Give each of two files the content of the other."""
+    contents = [path.read_bytes() for path in (two, one)]
+    for path, content in zip((one, two), contents, strict=True):
+        files.remove(path)
+        path.write_bytes(content)
+
+
 def swapped_states(project: Path) -> None:
     """The states of two epochs, exchanged: they join nothing."""
-    one, two = (project / f"states/epoch-{epoch:04}.pt" for epoch in (1, 2))
-    content = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(content)
+    exchange(*(project / f"states/epoch-{epoch:04}.pt" for epoch in (1, 2)))
 
 
 def other_run(project: Path) -> None:
@@ -265,8 +270,22 @@ def other_run(project: Path) -> None:
     shutil.copytree(copy / "states", project / "states")
 
 
+def swapped_image(project: Path) -> None:
+    """A training on other images than those of dvc.lock: two of two classes are exchanged. Its claim fits it."""
+    copy = shutil.copytree(project, project.parent / "other", symlinks=True)
+    (copy / "dvc.lock").unlink()  # else its stages would refuse the image
+    first = {row["class"]: copy / "data/images" / row["path"] for row in files.read_csv(copy / "data/split.csv")}
+    exchange(*list(first.values())[:2])
+    for stage in ("split", "prepare", "train"):
+        call(copy, sys.executable, "-m", "pipeline", stage)
+    for name in ("states", "models", "metrics/history.csv", "metrics/train.json"):
+        files.remove(project / name)
+        (shutil.copytree if (copy / name).is_dir() else shutil.copyfile)(copy / name, project / name)
+    record(project)
+
+
 @WHOLE
-@pytest.mark.parametrize("forge", [made_up, other_weights, skipped_step, swapped_states, other_run])
+@pytest.mark.parametrize("forge", [swapped_image, made_up, other_weights, skipped_step, swapped_states, other_run])
 def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:
     """Nothing of it stays unnoticed if every segment is repeated."""
     forge(project)
