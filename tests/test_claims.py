@@ -48,23 +48,29 @@ def test_the_hash_of_a_state_is_that_of_its_values() -> None:
     assert len({chain.sha256(each) for each in [state, *others]}) == 6
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [1, 1, 1]), (2, [0, 1, 0]), (0, [0, 0, 0])])
-def test_states_are_hashed_every_so_many_epochs(tmp_path: Path, every: int, expected: list[int]) -> None:
-    """train.hash_every_epochs; the weights are the same for each."""
-    folder = small_world(tmp_path, train__epochs=3, train__hash_every_epochs=every)
-    launch(folder)
-    assert [len(state) == 64 for state in states(folder)] == [bool(each) for each in expected]
+def test_states_are_hashed_every_so_many_epochs(tmp_path: Path) -> None:
+    """train.hash_every_epochs: after each epoch, after every second, never. The weights are the same for each."""
+    weights = set()
+    for every, expected in ((1, [64, 64, 64]), (2, [0, 64, 0]), (0, [0, 0, 0])):
+        folder = small_world(tmp_path / str(every), train__epochs=3, train__hash_every_epochs=every)
+        launch(folder)
+        assert [len(state) for state in states(folder)] == expected
+        weights.add(files.sha256(folder / "models/model.safetensors"))
+    assert len(weights) == 1
 
 
 @pytest.mark.slow("three trainings with real processes; make test has one of each kind")
 def test_states_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    """With elastic the whole history is the same for 1, 2 and 3 processes."""
+    """With elastic the whole history is the same for 1, 2 and 3 processes; one goes on from the state of another."""
     histories = set()
     for processes in (1, 2, 3):
         elastic: dict[str, Any] = {"train__parallel": "elastic", "train__shards": 6, "train__batch_size": 12}
-        folder = small_world(tmp_path / str(processes), run__processes=processes, **elastic)
+        folder = small_world(tmp_path / str(processes), run__processes=processes, run__keep_states=1, **elastic)
         launch(folder)
         histories.add((folder / "metrics/history.csv").read_bytes())
+    start = str(tmp_path / "1/states/epoch-0001.pt")
+    launch(folder, **claim(tmp_path, start=start, start_epoch=1, states=dict(enumerate(states(folder), 1))))
+    histories.add((folder / "metrics/history.csv").read_bytes())
     assert len(histories) == 1
 
 
@@ -134,12 +140,14 @@ def test_native_and_portable_arithmetic_differ_in_an_operator(tmp_path: Path) ->
 def test_the_first_difference_of_two_traces_is_named() -> None:
     """A state without operators; an operator with equal arguments; other operators; nothing."""
     calls = [Call("aten.add", DIGEST, DIGEST), Call("aten.mul", DIGEST, "1" * 64)]
-    one = Trace("a", 3, [DIGEST, "1" * 64], 2, calls)
+    one = Trace("run", "a", 3, [DIGEST, "1" * 64], 2, calls)
     assert difference(one, one) == ""
     assert "step 2: another state" in difference(replace(one, calls=[]), replace(one, states=[DIGEST] * 2, calls=[]))
     other = replace(one, calls=[calls[0], replace(calls[1], after=DIGEST)])
     assert "step 2, call 2: aten.mul: equal arguments" in difference(one, other)
     assert "aten.add here" in difference(one, replace(one, calls=[calls[0], calls[0]]))
+    assert "1 calls" in difference(one, replace(one, calls=calls[:1]))
+    assert "step 2: another state" in difference(replace(one, states=[DIGEST]), one)  # a file that was cut
 
 
 def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
@@ -187,9 +195,10 @@ def test_an_audit_of_a_true_claim(project: Path) -> None:
     part = verify(project, "--audit", "0.5", "--seed", "3", "--part", "2/2")
     assert part.returncode == 0
     assert part.stdout.count(": the same states") == 1
-    refused = verify(project, "--audit", "0.5", "--processes", "2")
-    assert refused.returncode == 1
-    assert "--processes" in refused.stderr
+    for option, value in (("--processes", "2"), ("--part", "3/3")):  # without elastic; two are drawn
+        refused = verify(project, "--audit", "0.5", option, value)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(f"verify: {option}: ")
 
 
 def write_state(project: Path, epoch: int, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -326,6 +335,8 @@ def test_two_machines_find_the_operator(project: Path) -> None:
     assert named.returncode == 1
     assert "epoch 2, step 2: another state" in named.stdout
     content = json.loads((second / "trace.json").read_text())
+    files.write_json(first / "trace.json", content | {"run": DIGEST})
+    assert "trace.json: another run" in trace(first, "trace.json").stderr
     content["calls"][5]["after"] = DIGEST
     files.write_json(first / "trace.json", content)
     done = trace(first, "trace.json")

@@ -144,7 +144,9 @@ def test_a_trace_shows_where_an_emulated_cpu_differs(
     sentence = difference(here, emulated)
     if arithmetic == "portable":
         assert sentence == ""
-    elif here.cpu.rpartition(" ")[2] != emulated.cpu.rpartition(" ")[2]:  # other instructions
+    elif "AVX512" not in here.cpu:
+        pytest.skip("this CPU has the instructions of the emulated one: their bits need not differ")
+    else:
         assert "aten.convolution.default: equal arguments, other values" in sentence
         assert "AVX512" in sentence
 

@@ -9,38 +9,25 @@ GPU these bytes are also copied to the host.
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row
+from benchmarks.speed.arithmetic import Case
 
 TURNS = 5
 
 
-@dataclass(frozen=True)
-class Case:
-    model: str
-    side: int  # of the images, in pixels
-    batch: int
-    images: int  # of an epoch
-    steps: int  # of a turn
-
-    @property
-    def title(self) -> str:
-        return f"{self.model} {self.side} px, {self.images:,} images"
-
-
-CASES = {
+CASES = {  # with the images of an epoch
     "cpu": (
-        Case("resnet18", 64, 32, 484, 4), Case("resnet18", 64, 64, 2932, 4), Case("resnet34", 224, 16, 2932, 2),
+        (Case("resnet18", 64, 32, 4), 484), (Case("resnet18", 64, 64, 4), 2932), (Case("resnet34", 224, 16, 2), 2932),
     ),
-    "tiny": (Case("shufflenet_v2_x0_5", 32, 4, 40, 2),),
+    "tiny": ((Case("shufflenet_v2_x0_5", 32, 4, 2), 40),),
 }  # fmt: skip
 
 
-def measure(case: Case) -> Row:
-    """CPU seconds of a hash and of an epoch's steps, and their ratio: medians over the turns."""
+def measure(case: Case, images: int) -> Row:
+    """CPU seconds of a hash and of the steps of an epoch, and their ratio: medians over the turns."""
     from benchmarks.speed import ours
     from pipeline.training import chain
 
@@ -54,7 +41,7 @@ def measure(case: Case) -> Row:
         chain.sha256(state)
         hashed = time.process_time()
         deque(islice(steps, case.steps), maxlen=0)
-        epoch = (time.process_time() - hashed) / case.steps * case.images / case.batch
+        epoch = (time.process_time() - hashed) / case.steps * images / case.batch
         turns.append({"hash_seconds": hashed - began, "epoch_seconds": epoch, "share": (hashed - began) / epoch})
     megabytes = sum(tensor.nbytes for tensor in chain.tensors(state)) / 1e6
     return {"megabytes": megabytes, **measuring.medians(turns)}
@@ -63,7 +50,8 @@ def measure(case: Case) -> Row:
 def main() -> None:
     options = measuring.parser(__doc__, "state", photos=False).parse_args()
     report = Report("state", options, turns=TURNS)
-    for case in CASES["tiny" if options.tiny else "cpu"]:
-        if report.missing([case.title]):
-            report.add(case.title, measure(case))
+    for case, images in CASES["tiny" if options.tiny else "cpu"]:
+        title = f"{case.title}, {images:,} images"
+        if report.missing([title]):
+            report.add(title, measure(case, images))
     report.conclude(share={title: row["share"] for title, row in report.rows.items()})

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
+from pipeline.config import identity
 from pipeline.reruns import folder, runner, segments
 from pipeline.reruns.workcopy import WorkCopy
 
@@ -30,6 +31,10 @@ def trace(epoch: int, file: Path | None) -> int:
     config, stage_hashes = folder.checked()
     states = segments.claimed_states(Path(config.paths.metrics))
     theirs = schema.json_of(file, Trace, "make it again: perennial trace <epoch>") if file else None
+    run = identity.digest([identity.settings(config, identity.TRAIN), stage_hashes["train"]["deps"]])
+    if theirs and theirs.run != run:
+        reason = "of other settings, data or code than the commit here"
+        raise UserError(Fault(str(file), "another run", "differs", reason, remedy="check out the commit of that trace"))
     epoch = theirs.epoch if theirs else epoch
     if not 1 <= epoch <= config.train.epochs:
         raise UserError(Fault("the epoch", str(epoch), "value", allowed=f"1 to {config.train.epochs}"))
@@ -38,7 +43,7 @@ def trace(epoch: int, file: Path | None) -> int:
     def record(copy: WorkCopy, step: int) -> Trace:
         path = copy.folder.absolute() / FILE
         segments.repeat(copy, replace(start, trace=str(path), step=step))
-        return schema.json_of(path, Trace, "run again")
+        return replace(schema.json_of(path, Trace, "run again"), run=run)
 
     with tempfile.TemporaryDirectory(prefix="perennial-trace-") as temporary:
         copy = segments.make_copy(Path(temporary) / "copy", config, stage_hashes, {})

@@ -151,15 +151,6 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     )
 
 
-def audit(share: float, seed: int, part: tuple[int, int], processes: int | None) -> int:
-    """Repeat drawn segments of the training, and print what this shows; 1 if a state or an output differs, else 0.
-
-    Raises UserError if this folder is not clean, if states are missing, or if a training fails.
-    """
-    config, stage_hashes = folder.checked()
-    return segments.audit(config, stage_hashes, share, seed, part, processes)
-
-
 def run(job: Job, config: Params) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
     (outcome,) = runner.run_all([job], runner.slots(config, 1), "verify")
@@ -181,13 +172,19 @@ def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[l
         reason = f"so the stage {only} cannot be repeated"
         raise UserError(Fault(inputs[only], "in no commit", "missing", reason, "the other stages"))
     if only is not None:
-        return [only], ["--single-item"], [only]
+        return [only], ["--single-item"], stages(config, stage_hashes, only)
     if not inputs:
-        return [], [], list(stage_hashes)
+        return [], [], stages(config, stage_hashes, only)
     for stage, path in inputs.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
     first = (["split"] if "download" in inputs else ["download"]) + ([] if "weights" in inputs else ["weights"])
-    return first, ["--downstream"], [name for name in stage_hashes if name not in inputs]
+    return first, ["--downstream"], stages(config, stage_hashes, only)
+
+
+def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[str]:
+    """The stages that a repetition runs: `only`, or all whose input is in a commit."""
+    inputs = repetition.unversioned(config)
+    return [name for name in stage_hashes if name == only or (only is None and name not in inputs)]
 
 
 def repeat_and_sign(arguments: Namespace) -> int:
@@ -199,10 +196,10 @@ def repeat_and_sign(arguments: Namespace) -> int:
     if key and not has_own_lock():
         raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     if arguments.audit is None:
-        status, what = verify(arguments.stage), f"stage {arguments.stage}" if arguments.stage else "every stage"
+        status, what = verify(arguments.stage), ", ".join(stages(params.load(), dvc_lock.read(), arguments.stage))
     else:
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
-        status = audit(arguments.audit, seed, arguments.part, arguments.processes)
+        status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
         what = f"audit {arguments.audit} of train, seed {seed}, part {arguments.part[0]}/{arguments.part[1]}"
     if key:
         made = statement.make(params.load(), programs.last_commit(), [what], passed=status == 0)

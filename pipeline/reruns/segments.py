@@ -122,6 +122,9 @@ def audit(
     kept = kept_epochs(states)
     check_kept(states, kept, len(files.read_csv(history)))
     drawn = draw(kept, share, seed, *part)
+    if not drawn:
+        text, count = "/".join(map(str, part)), len(draw(kept, share, seed))
+        raise UserError(Fault("--part", text, "value", f"the seed draws {count}", f"a first number up to {count}"))
     print(f"verify: the seed {seed} draws of {len(kept)} segments: {', '.join(map(str, drawn))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         copy = make_copy(Path(temporary) / "copy", config, stage_hashes, values)

@@ -64,7 +64,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
         remaining = stop.until_stop(until(ended_early, batches))
-        begin = trace.unrecorded(batches.begin)
+        begin = trace.unrecorded(job.claim, batches.begin)
         steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, begin)
         last = job.claim.last_epoch
         traced = range(*(sampler.steps(epochs, rows, settings.batch_size) for epochs in (last - 1, last)))

@@ -7,6 +7,7 @@ gives other values for equal arguments.
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Trace:
 
     __pydantic_config__ = schema.STRICT
 
+    run: str  # the digest of code, data and settings
     cpu: str  # with the instructions that torch uses
     epoch: int
     states: list[schema.Sha256]  # after each step of the epoch
@@ -44,8 +46,10 @@ class Trace:
     calls: list[Call]
 
 
-def unrecorded(begin: Callable[[], None]) -> Callable[[], None]:
+def unrecorded(claim: Claim, begin: Callable[[], None]) -> Callable[[], None]:
     """The same function; its calls of operators are in no trace. A batch is made in memory that has no values yet."""
+    if not claim.trace:
+        return begin
 
     def work() -> None:
         with _disable_current_modes():
@@ -71,7 +75,7 @@ def follow(
         yield from steps
         return
     cpu = f"{machine.cpu_name()} with {torch.backends.cpu.get_cpu_capability()}"
-    trace, next_step = Trace(cpu, claim.last_epoch, [], claim.step, []), first_step
+    trace, next_step = Trace("", cpu, claim.last_epoch, [], claim.step, []), first_step
     while True:
         is_traced = claim.step > 0 and next_step == epoch_steps.start + claim.step - 1
         if is_traced:
@@ -99,12 +103,15 @@ def difference(theirs: Trace, ours: Trace) -> str:
             return f"{where}{our.operator} here ({ours.cpu}), {their.operator} there ({theirs.cpu})"
         what = "other arguments" if their.before != our.before else "equal arguments, other values"
         return f"{where}{our.operator}: {what} here ({ours.cpu}) and there ({theirs.cpu})"
+    if len(theirs.calls) != len(ours.calls):
+        counts = f"{len(ours.calls)} calls of operators here, {len(theirs.calls)} there"
+        return f"epoch {ours.epoch}, step {ours.step}: {counts}"
     return f"epoch {ours.epoch}, step {step}: another state here ({ours.cpu}) and there ({theirs.cpu})" if step else ""
 
 
 def first_step(theirs: Trace, ours: Trace) -> int:
     """The first step of an epoch (from 1) after which two traces have other states; 0 if there is none."""
-    return next((k for k, (a, b) in enumerate(zip(theirs.states, ours.states, strict=False), 1) if a != b), 0)
+    return next((k for k, (a, b) in enumerate(zip_longest(theirs.states, ours.states), 1) if a != b), 0)
 
 
 class _Recorder(TorchDispatchMode):
