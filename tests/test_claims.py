@@ -188,10 +188,13 @@ def test_an_audit_of_a_true_claim(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": the same states") == 2
     assert "33%" in done.stdout
+    assert verify(project, "--stage", "card", "--sign", "../key.pem").returncode == 0
     commit(project)
     stated = verify(project, "--statement", "metrics/claims.jsonl", "--key", "../key.pub")
     assert stated.returncode == 0, stated.stderr
-    assert "audit 0.5 of train, seed 3" in stated.stdout
+    audit, stage = stated.stdout.splitlines()[-2:]
+    assert "audit 0.5 of train, seed 3" in audit
+    assert "PASSED: card; " in stage
     part = verify(project, "--audit", "0.5", "--seed", "3", "--part", "2/2")
     assert part.returncode == 0
     assert part.stdout.count(": the same states") == 1

@@ -196,14 +196,17 @@ def repeat_and_sign(arguments: Namespace) -> int:
     if key and not has_own_lock():
         raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     if arguments.audit is None:
-        status, what = verify(arguments.stage), ", ".join(stages(params.load(), dvc_lock.read(), arguments.stage))
+        status = verify(arguments.stage)
     else:
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
         status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
-        what = f"audit {arguments.audit} of train, seed {seed}, part {arguments.part[0]}/{arguments.part[1]}"
     if key:
-        made = statement.make(params.load(), programs.last_commit(), [what], passed=status == 0)
-        statement.add(statement.sign(made, key))
+        config = params.load()
+        if arguments.audit is None:
+            tests = stages(config, dvc_lock.read(), arguments.stage)
+        else:
+            tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
+        statement.add(statement.sign(statement.make(config, programs.last_commit(), tests, passed=status == 0), key))
         print(f"verify: {statement.FILE} has a signed statement of this")
     return status
 
