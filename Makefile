@@ -44,7 +44,7 @@ $(READY): requirements/lock.txt
 	@echo "setup: installing about 6 GB into $(VENV)"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
-	@$(VENV)/bin/python -m pipeline.versioning.plots_page
+	@$(VENV)/bin/python -m pipeline.reporting.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 

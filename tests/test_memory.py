@@ -21,7 +21,7 @@ from pipeline.data.memory import MemoryBudget
 from tests.helpers.datasets import decode, needs_heif, png_with_size
 from tests.helpers.refusals import refuses
 
-MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
+MARGIN = 20_000_000  # bytes: strips, and what Python and the allocator take: 9 to 13 MB here. A second image has 26
 
 # Prints, for every (folder, budget, threads), the most memory that inspecting the folder took, and its pixel hashes.
 PEAKS = """

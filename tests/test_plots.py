@@ -23,7 +23,7 @@ def show_plots(folder: Path) -> Path:
     files.write_csv(folder / "metrics/per_class.csv", ("class", "images", "f1"), [("cat", 4, 0.75), ("dog", 2, 0.5)])
     files.write_csv(folder / "metrics/images.csv", ("class", "train"), [("cat", 40), ("dog", 20)])
     files.write_csv(folder / "metrics/calibration.csv", ("confidence", "accuracy"), [(0.5, 0.4), (0.9, 1.0)])
-    call(folder, sys.executable, "-m", "pipeline.versioning.plots_page")
+    call(folder, sys.executable, "-m", "pipeline.reporting.plots_page")
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     call(folder, "dvc", "plots", "show")
     return folder / "dvc_plots/index.html"

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
+from pipeline.base import locks
 from pipeline.base.errors import STOPPED
 from pipeline.config import machine, params
 from pipeline.reruns import runner
 from pipeline.reruns.runner import Job, Slot
+from pipeline.versioning import run_cache
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.choices import TWO_GPUS
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
-# In a job's folder it runs instead of DVC: `python -m dvc` looks there first. Its arguments are those of `dvc repro`.
+# In a job's folder it runs instead of DVC: PYTHONPATH names that folder. Its arguments are those of `dvc repro`.
 STAND_IN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -82,10 +84,13 @@ def start(
 ) -> subprocess.Popen[str]:
     """A process that runs these jobs: name → what the stand-in does."""
     for name in work:
-        (top / name).mkdir()
-        (top / name / "dvc.py").write_text(STAND_IN)
+        (top / name / "dvc/stage").mkdir(parents=True)
+        (top / name / "dvc/__init__.py").touch()
+        (top / name / "dvc/__main__.py").write_text(STAND_IN)
+        (top / name / "dvc/cli.py").write_text("def main(_):\n    import dvc.__main__\n")
+        (top / name / "dvc/stage/cache.py").write_text("class StageCache:\n    _load = save = None\n")
     command = [sys.executable, "-c", PROGRAM, json.dumps(places), json.dumps([*work.items()]), until]
-    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environ = {**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}."}
     return subprocess.Popen(
         command, cwd=top, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # noqa: PLW1509  (nohup may run the tests)
@@ -247,3 +252,33 @@ def test_the_gpus_are_divided_among_the_runs(
     assert runner.slots(config, 1)[0].gpus == ()
     with refuses(("--jobs", "machine")):
         runner.slots(config, 3)
+
+
+def test_two_dvcs_can_use_one_run_cache_at_the_same_time(tmp_path: Path) -> None:
+    """While one of them writes an entry, the other one waits, and then finds it. DVC alone removes what is half
+    written: it takes it for a damaged entry.
+    """
+    for name in ("first", "second"):
+        (tmp_path / name / ".dvc").mkdir(parents=True)
+        (tmp_path / name / ".dvc/config").write_text("[core]\n    no_scm = true\n[cache]\n    dir = ../../cache\n")
+        (tmp_path / name / "dvc.yaml").write_text("stages: {only: {cmd: date +%N >out, deps: [dep], outs: [out]}}\n")
+        (tmp_path / name / "dep").touch()
+
+    def repro(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-P", run_cache.__file__, "dvc", "repro"], cwd=tmp_path / name)
+
+    assert repro("first").wait() == 0
+    runs = tmp_path / "cache/runs"
+    (entry,) = (path for path in runs.rglob("*") if path.is_file())
+    half = entry.with_name(".half.tmp")
+    content = entry.read_bytes()
+    with locks.exclusive(runs):
+        entry.unlink()
+        half.write_bytes(b"")
+        second = repro("second")
+        wait_for(lambda: second.poll() is not None or f"-> FLOCK  ADVISORY  WRITE {second.pid} " in
+                 Path("/proc/locks").read_text(), "the second one does not wait")  # fmt: skip
+        half.write_bytes(content)
+        half.rename(entry)
+    assert second.wait() == 0
+    assert (tmp_path / "second/out").read_bytes() == (tmp_path / "first/out").read_bytes()

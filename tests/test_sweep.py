@@ -101,10 +101,11 @@ def finish_sweep(folder: Path, *words: str) -> str:
     """
     before = state(folder)
     done = call(folder, *COMMAND, *words)
+    assert not [row["trial"] for row in rows(folder) if row["state"]], done.stdout
     assert state(folder) == before
     assert [path.name for path in (folder / trial_copies.FOLDER).glob("*/")] == [trial_copies.RESULTS.name]
     runs = {path.parent.name for path in folder.glob("runs/*/*checkpoint.pt")}
-    assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-{row['experiment']}-" in run]
+    assert not [run for run in runs for row in rows(folder) if f"-{row['experiment']}-" in run]
     return done.stdout
 
 

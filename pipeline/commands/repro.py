@@ -39,8 +39,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 def run(arguments: list[str]) -> int:
     """Run `dvc repro` until it and all processes that it started have ended. Returns its exit status."""
     linux.adopt_orphans()
-    module = [] if any(map(UNFILTERED.fullmatch, arguments)) else ["pipeline.versioning.quiet"]
-    words = [*module, "dvc", "repro", *(word for word in arguments if word != VERBOSE)]
+    module = "run_cache" if any(map(UNFILTERED.fullmatch, arguments)) else "quiet"
+    words = [f"pipeline.versioning.{module}", "dvc", "repro", *(word for word in arguments if word != VERBOSE)]
     # Ctrl-C reaches this process alone, which forwards it once.
     dvc, signals = children.start([sys.executable, "-m", *words], env=programs.environment()), list[int]()
 

@@ -25,7 +25,7 @@ from pipeline.base import children, linux
 from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
 from pipeline.config import machine
 from pipeline.config.params import Params
-from pipeline.versioning import programs
+from pipeline.versioning import programs, run_cache
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
 # Lines of a log that say how far a run is.
@@ -197,7 +197,7 @@ def _start(job: Job, slot: Slot) -> _Run:
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
     with (job.folder / LOG).open("ab") as log:
         process = children.start(
-            [sys.executable, "-m", "dvc", "repro", *job.options, *job.stages],
+            [sys.executable, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages],
             slot.cores,
             cwd=job.folder,
             env={**programs.environment(), **gpus, **job.environ},

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from pipeline.base import files
 from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, exit_status
-from pipeline.versioning import programs
+from pipeline.versioning import programs, run_cache
 
 SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run; nothing depends on it
 
@@ -155,6 +155,7 @@ def main(arguments: list[str]) -> int:
     with redirect_stdout(io.StringIO()) as ordinary:
         from dvc.cli import main as dvc  # while it is imported, its log takes the sys.stdout that it finds
 
+        run_cache.lock()
         hide_short_bars()
         sieve = Sieve(ordinary)
         for name in ("dvc", "dvc_objects", "dvc_data"):

@@ -1,6 +1,6 @@
 """The page of `dvc plots show`, with Vega inside: DVC's own page loads it from the network, and is blank without one.
 
-    python -m pipeline.versioning.plots_page      writes it, and names it in .dvc/config.local
+    python -m pipeline.reporting.plots_page      writes it, and names it in .dvc/config.local
 
 `make setup` and `make demo` do so. Vega comes from the locked package vl-convert. Git has neither file: DVC would end
 with an error if a committed setting named a page that is not there.
