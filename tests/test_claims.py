@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pipeline.base import files
+from pipeline.base.errors import DIFFERENT
 from pipeline.reruns.segments import Segment, draw
 from pipeline.training import chain, checkpoint
 from pipeline.training.trace import Call, Trace, difference
@@ -302,7 +303,7 @@ def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Cal
     """Nothing of it stays unnoticed if every segment is repeated."""
     forge(project)
     done = verify(project, "--audit", "1", "--seed", "3")
-    assert done.returncode == 1
+    assert done.returncode == DIFFERENT
     assert "verify: differs: " in done.stdout, done.stderr
 
 
@@ -311,7 +312,7 @@ def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
     """It names the epoch, and does not train on."""
     edit_history(project, 2, DIGEST)
     done = verify(project, "--stage", "train")
-    assert done.returncode == 1
+    assert done.returncode == DIFFERENT
     assert "in epoch 2 of 3; the state after epoch 1 is the same" in done.stdout
 
 
@@ -335,7 +336,7 @@ def test_two_machines_find_the_operator(project: Path) -> None:
         second / "trace.json", content | {"states": [content["states"][0], DIGEST, *content["states"][2:]]}
     )
     named = trace(second, "trace.json")
-    assert named.returncode == 1
+    assert named.returncode == DIFFERENT
     assert "epoch 2, step 2: another state" in named.stdout
     content = json.loads((second / "trace.json").read_text())
     files.write_json(first / "trace.json", content | {"run": DIGEST})
@@ -343,5 +344,5 @@ def test_two_machines_find_the_operator(project: Path) -> None:
     content["calls"][5]["after"] = DIGEST
     files.write_json(first / "trace.json", content)
     done = trace(first, "trace.json")
-    assert done.returncode == 1
+    assert done.returncode == DIFFERENT
     assert f"call 6: {content['calls'][5]['operator']}: equal arguments, other values" in done.stdout

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pipeline.base import files
-from pipeline.base.errors import Kind, UserError
+from pipeline.base.errors import DIFFERENT, Kind, UserError
 from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data import corrections
@@ -295,7 +295,7 @@ def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pyte
     recipe = replace(A_RECORD, figures={"accuracy": 0.5})
     assert folds.compare_with_recipe(recipe, recipe, "mine") == 0
     other = replace(recipe, data={"split": "d"}, figures={"accuracy": 0.25})
-    assert folds.compare_with_recipe(recipe, other, "mine") == folds.DIFFERENT
+    assert folds.compare_with_recipe(recipe, other, "mine") == DIFFERENT
     assert re.findall(r"0\.\d+", capsys.readouterr().out)[-2:] == ["0.2500", "0.5000"]
 
 

@@ -229,3 +229,16 @@ def test_what_stays_is_named_though_another_error_follows(capsys: pytest.Capture
     second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")
     second.__context__ = first
     assert ".output.partial stays" in end_of(second, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status"), [(("machine",), 4), (("failed", "machine"), 4), (("differs", "machine"), 1), (("value",), 1)]
+)
+def test_what_this_machine_cannot_run_has_a_status_of_its_own(kinds: tuple[errors.Kind, ...], status: int) -> None:
+    """If the command has one: `verify` does. A fault that the user can correct comes before."""
+
+    def work() -> int:
+        raise errors.UserError(*(errors.Fault("key", "value", kind, remedy="remedy") for kind in kinds))
+
+    assert errors.exit_status("some", work, not_here=errors.NOT_HERE) == status
+    assert errors.exit_status("some", work) == 1

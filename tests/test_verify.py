@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from pipeline.base import files
+from pipeline.base.errors import DIFFERENT
 from pipeline.commands import verify as repeating
 from pipeline.config import params
 from pipeline.models import exported
@@ -112,7 +113,7 @@ def test_a_false_hash_is_noticed(project: Path) -> None:
     call(project, "dvc", "commit", "--force")
     commit(project)
     done = verify(project, "--stage", "train")
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == DIFFERENT, done.stderr
     assert f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (fc.bias)" in done.stdout
     assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
     assert "data/packed" not in done.stdout
@@ -260,7 +261,7 @@ def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
     assert f"verify: {record.DEMO / dvc_lock.LOCK}: " in verify(clone).stderr  # it is not committed
     commit(clone)
     done = verify(clone)
-    assert done.returncode == 1
+    assert done.returncode == DIFFERENT
     assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  differs")] == ["models/model.json"]
     assert done.stdout.endswith("\nverify: differs: models/model.json\n")
 

@@ -20,6 +20,8 @@ from typing import Literal
 from pipeline.base.text import visible
 
 MOST_SHOWN = 10  # faults in one message
+DIFFERENT = 3  # exit status: what was repeated is not equal, or not as good
+NOT_HERE = 4  # exit status of verify: this machine cannot run it, or a stage failed
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED = "no incomplete output is left; run again to go on"
 
@@ -117,11 +119,12 @@ class Stopped(Exception):
     """The run was asked to stop, and its work is saved. The text has the signal, the step, and how to go on."""
 
 
-def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
+def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED, not_here: int = 1) -> int:
     """Run `work`, a command's main function, and return the exit status. Print errors to stderr, after `name`.
 
-    The status is the result of `work`; 1 for an error that the user can correct; 75 if the run was stopped and can go
-    on; 130 if it was interrupted. Any other exception is raised.
+    The status is the result of `work`; 1 for an error that the user can correct, but `not_here` if this machine cannot
+    run it, or a stage failed; 75 if the run was stopped and can go on; 130 if it was interrupted. Any other exception
+    is raised.
     """
     messages: list[str] = []  # of errors in threads, which are on stderr already
     previous_hook, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, messages)
@@ -132,12 +135,14 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
         return status
     except UserError as error:
         message = str(error)
+        if error.faults and all(fault.kind in ("machine", "failed") for fault in error.faults):
+            status = not_here
     except Stopped as stopped:
         status, message = STOPPED, str(stopped)
     except KeyboardInterrupt:
         status, message = 130, f"interrupted; {interrupted}"
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        status, message = 1, describe_system_error(error)
+        status, message = not_here, describe_system_error(error)
         if not message:
             raise
         _give_up_output()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.base import errors
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -37,7 +37,6 @@ from pipeline.reruns.runner import Slot
 from pipeline.reruns.study import MOST_FOLDS, Runs
 
 FOLDS, MOST_SEEDS = 5, 100
-DIFFERENT = 3  # exit status
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ The second call names the first step with another state. It writes a trace.json 
 step. On the first machine, `perennial trace` with that file names the operator: the first call with equal arguments and
 other values. Both begin with the state before the epoch, if states/ has it (run.keep_states); else with the beginning.
 
-Exit status: 0 if nothing differs, or there is nothing to compare with; 1 if something differs, or it could not run.
+Exit status: 0 if nothing differs, or there is nothing to compare with; 3 if something differs; 1 if it could not run.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.base import files, schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import identity
 from pipeline.reruns import folder, runner, segments
 from pipeline.reruns.workcopy import WorkCopy
@@ -58,7 +58,7 @@ def trace(epoch: int, file: Path | None) -> int:
     if not theirs or (sentence and not theirs.calls):
         files.write_json(FILE, asdict(ours))
         print(f"trace: {FILE} is written; on the other machine, in a clone of the same commit: perennial trace {FILE}")
-    return 1 if sentence else 0
+    return DIFFERENT if sentence else 0
 
 
 def main(arguments: Namespace) -> int:

@@ -12,9 +12,12 @@
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
 params and pins; otherwise it is stale. Then a temporary work copy of the commit runs the stages by force. It reads
-inputs from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output
-has the hash of dvc.lock, and every stage has this project's own command; 1 if not, or if verify could not run. Another
-command is named before it runs. A copy of a file, say, would have that hash, too, and would show nothing.
+inputs from this folder's cache, takes nothing from the run cache, and writes to neither. A command that is not this
+project's own is named before it runs. A copy of a file, say, would have the right hash, too, and would show nothing.
+
+Exit status: 0 if all that was repeated is equal; 3 if something differs; 4 if it cannot be repeated here: this machine
+cannot run it, or a stage failed; 1 if it is refused: the folder, an option, a statement or a stage's command is not
+what it has to be.
 
 Each state of the repeated training is compared with metrics/history.csv. At the first epoch with another state it ends.
 
@@ -31,8 +34,8 @@ not repeated.
 --elsewhere trains the committed params with several seeds in such copies, beginning with the committed one. If that
 seed gives the bytes of dvc.lock, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
 metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
-if the accuracies are significantly lower; 1 if it could not run; 75 if it was stopped. Both options keep finished seeds
-in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
+if the accuracies are significantly lower; 75 if it was stopped. Both options keep finished seeds in
+.dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
 import secrets
@@ -45,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import errors, files
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections
@@ -71,7 +74,7 @@ class LockedRun:
 
 
 def verify(only: str | None) -> int:
-    """Run all stages, or the stage `only`, in a work copy, and print the comparison; 1 if an output differs, else 0.
+    """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
     Raises UserError if this folder is not clean, or if a stage fails in the copy.
     """
@@ -108,7 +111,7 @@ def verify_recorded(lock: Path, only: str | None) -> int:
 
 
 def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
-    """Run these stages in a work copy, and print the comparison; 1 if an output or a command differs, else 0.
+    """Run these stages in a work copy, and print the comparison. Returns the exit status.
 
     `targets`, `options`: of the `dvc repro` that runs them.
     """
@@ -129,7 +132,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         failures = run(replace(job, environ={**job.environ, **variable}), copy.config)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
-            return 1
+            return DIFFERENT
         errors.raise_if_any(failures)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
         differing = comparison.compare(stage_hashes, comparison.outputs(rerun, stages), stages, copy)
@@ -138,7 +141,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} says'}")
     if faults:
         print(f"verify: {len(faults)} of {len(stages)} stages ran a command that is not this project's: see above")
-    return 1 if differing or faults else 0
+    return DIFFERENT if differing else int(bool(faults))
 
 
 def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
@@ -215,7 +218,7 @@ def main(arguments: Namespace) -> int:
     count, jobs = arguments.record_seeds, arguments.jobs
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status("verify", lambda: repeat_and_sign(arguments), REMOVED)
+        return exit_status("verify", lambda: repeat_and_sign(arguments), REMOVED, NOT_HERE)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")

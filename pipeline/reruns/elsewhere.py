@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.base import errors, files, locks, schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import identity, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
@@ -28,7 +28,6 @@ from pipeline.versioning.dvc_lock import Hashes, StageHashes
 FOLDER = workcopy.FOLDER / "seeds"
 RESULT = "result.json"  # in the work copy of a seed
 REMEDY = "dvc pull brings it, perennial repro prepare weights makes it again"
-LOWER = 3  # exit status
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def record(count: int, jobs: int) -> int:
 
 
 def compare(count: int | None, jobs: int) -> int:
-    """Train the recorded seeds here, and compare the bytes, then the accuracies. Returns 0, or LOWER.
+    """Train the recorded seeds here, and compare the bytes, then the accuracies. Returns 0, or DIFFERENT.
 
     `count` seeds are trained; by default as many as were recorded. The first one is trained
     alone, the others `jobs` at the same time.
@@ -204,7 +203,7 @@ def compare(count: int | None, jobs: int) -> int:
         pooling.spread([seed.accuracy for seed in recorded_seeds]),
     )
     print(f"\nverify: {sentence}")
-    return LOWER if is_lower else 0
+    return DIFFERENT if is_lower else 0
 
 
 def check_count(option: str, count: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline.base import children, files, schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
@@ -112,7 +112,7 @@ def from_kept(states: Mapping[int, str], epoch: int, last_epoch: int = 0) -> Cla
 def audit(
     config: Params, stage_hashes: StageHashes, share: float, seed: int, part: tuple[int, int], processes: int | None
 ) -> int:
-    """Repeat the drawn segments, then the outputs, and print what this shows; 1 if something differs, else 0.
+    """Repeat the drawn segments, then the outputs, and print what this shows. Returns 0, or DIFFERENT.
 
     `part`: the number of this checker, from 1 on, and of all. `processes`: their number, or that of the params.
     Raises UserError if states are missing, or if a training fails.
@@ -131,17 +131,17 @@ def audit(
         for segment in drawn:
             if epoch := repeat(copy, from_kept(states, segment.first, segment.last)):
                 print(f"\nverify: differs: {segment}: the state after epoch {epoch}")
-                return 1
+                return DIFFERENT
             print(f"verify: {segment}: the same states", flush=True)
         # Nothing is left to train after the last state. So its training only writes the outputs.
         if repeat(copy, from_kept(states, kept[-1])):
             print(f"\nverify: differs: {claim.state_file(kept[-1])}, the state after the last epoch")
-            return 1
+            return DIFFERENT
         outs = stage_hashes["train"]["outs"]
         differing = [path for path, md5 in outs.items() if files.md5(copy.folder / path) != md5]
     if differing:
         print(f"\nverify: differs: {', '.join(differing)}: not what the state after the last epoch gives")
-        return 1
+        return DIFFERENT
     print(
         f"\nverify: {len(drawn)} of {len(kept)} segments have the states of {history}, and the last state gives the "
         f"outputs of train in {dvc_lock.LOCK}; one forged segment would be missed with a chance of "
