@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.harness import workspace
 from pipeline.base import files, schema
@@ -19,11 +20,12 @@ from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
 from pipeline.engine import environment
 from pipeline.models import description
+from pipeline.reruns import statement
 from pipeline.training.claim import VARIABLE
 from pipeline.training.trace import Trace, difference
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.operators import operators_of_a_step
-from tests.helpers.projects import stages_folder
+from tests.helpers.projects import call, commit, create_project, stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests
 
@@ -32,6 +34,11 @@ needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get
 CPUS = ("Haswell", "EPYC-Rome")
 EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
+SMALL: dict[str, Any] = {
+    "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
+    "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
+    "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
+}  # fmt: skip
 MOVES = {
     "alias", "as_strided", "constant_pad_nd", "ne", "permute", "roll", "slice_backward", "split", "squeeze",
     "zeros_like",
@@ -50,11 +57,7 @@ print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in draws)).h
 
 def project(folder: Path) -> Path:
     """A folder in which the stages can run: 50 drawn images, a small model, two steps."""
-    return stages_folder(
-        folder, data__source="synthetic", data__synthetic__count=50, data__synthetic__size=40, prepare__size=40,
-        train__arithmetic="portable", train__epochs=1, train__batch_size=20, train__optimizer="adamw",
-        train__lr=0.001, train__mixup=0.2, run__workers=1, run__timeout_seconds=100_000,
-    )  # fmt: skip
+    return stages_folder(folder, **SMALL)
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
@@ -75,11 +78,14 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 def emulate(folder: Path, cpu: str, *command: str, without: str = "") -> str:
     """Run a command of the program on an emulated CPU; its standard output.
 
-    A launcher starts its processes with setpriv: here that starts the emulator.
+    A launcher, and DVC, start their processes with setpriv: here that starts the emulator.
     """
-    programs = folder / "programs"
+    programs = folder.parent / "programs"
     programs.mkdir(exist_ok=True)
-    emulator = f'#!/bin/sh\nshift 2\n{f"unset {without}" if without else ""}\nexec {QEMU} -cpu {cpu} "$@"\n'
+    emulator = (
+        f'#!/bin/sh\nshift 2\n{f"unset {without}" if without else ""}\nprogram=$(command -v "$1")\nshift\n'
+        f'exec {QEMU} -cpu {cpu} "$program" "$@"\n'
+    )
     (programs / "setpriv").write_text(emulator)
     (programs / "setpriv").chmod(0o755)
     python = [sys.executable] if command[0] in ("train", "evaluate") else [str(QEMU), "-cpu", cpu, sys.executable]
@@ -149,6 +155,27 @@ def test_a_trace_shows_where_an_emulated_cpu_differs(
     else:
         assert "aten.convolution.default: equal arguments, other values" in sentence
         assert "AVX512" in sentence
+
+
+@EMULATED
+@needs_qemu
+def test_a_machine_of_another_kind_signs_that_it_has_repeated_a_run(tmp_path: Path) -> None:
+    """The claimant and an emulated CPU repeat the training. Both statements are checked; each names its CPU."""
+    (tmp_path / "temporary").mkdir()
+    folder = create_project(tmp_path / "project", **SMALL)
+    program = (sys.executable, "-m", "pipeline")
+    call(folder, *program, "repro")
+    commit(folder)
+    call(folder, "openssl", "genpkey", "-algorithm", "ed25519", "-out", "../key.pem")
+    call(folder, "openssl", "pkey", "-in", "../key.pem", "-pubout", "-out", "../key.pub")
+    words = ("verify", "--stage", "train", "--sign", "../key.pem")
+    call(folder, *program, *words)
+    emulate(folder, "Haswell", *words)
+    done = call(folder, *program, "verify", "--statement", str(statement.FILE), "--key", "../key.pub")
+    lines = [line for line in done.stdout.splitlines() if "PASSED: train; " in line]
+    assert "cpu_capability AVX2" in lines[-1]
+    is_another_kind = torch.backends.cpu.get_cpu_capability() != "AVX2"
+    assert len({line.partition(": ")[2] for line in lines}) == len(lines) == 1 + is_another_kind
 
 
 @EMULATED

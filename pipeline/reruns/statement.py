@@ -54,9 +54,16 @@ class Envelope:
 
 def make(config: Params, commit: str, tests: list[str], passed: bool) -> dict[str, Any]:
     """The statement that `tests` were repeated here, from the outputs of `commit`, with these params."""
+    import torch  # takes seconds, and only a signature needs it
+
     model = f"{config.paths.models}/model.safetensors"
     names = (str(dvc_lock.LOCK), model)
-    kind = {"cpu": machine.cpu_name(), "arithmetic": config.train.arithmetic, "device": config.train.device}
+    kind = {
+        "cpu": machine.cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "arithmetic": config.train.arithmetic,
+        "device": config.train.device,
+    }
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": files.sha256(Path(name))}} for name in names],
