@@ -93,6 +93,8 @@ def verify(parser: Parser) -> None:
         "states in states/ (run.keep_states)",
     )  # fmt: skip
     mode.add_argument("--statement", metavar="FILE", help="check the signed statements in a file, and repeat nothing")
+    parser.add_argument("--from", dest="address", metavar="ADDRESS", help="clone this Git repository, and repeat there")
+    parser.add_argument("--rev", metavar="REV", default="HEAD", help="with --from: a commit, branch or tag")
     parser.add_argument("--key", metavar="FILE", help="with --statement: the public key (PEM, Ed25519)")
     parser.add_argument("--sign", metavar="FILE", help="the private key of a statement in metrics/claims.jsonl")
     parser.add_argument("--seed", metavar="N", type=int, help="with --audit: draws the segments (default: a new one)")
@@ -244,6 +246,10 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
             parser.error("--seeds: only with --elsewhere")
         if (arguments.statement is None) != (arguments.key is None):
             parser.error("--statement and --key: only together")
+        if arguments.address is None and arguments.rev != "HEAD":
+            parser.error("--rev: only with --from")
+        if arguments.address is not None and (with_seeds or arguments.statement is not None):
+            parser.error("--from: not with --elsewhere, --record-seeds or --statement")
         if arguments.sign is not None and (with_seeds or arguments.statement is not None):
             parser.error("--sign: not with --elsewhere, --record-seeds or --statement")
         if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):

@@ -15,10 +15,9 @@ import torch
 
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
-from pipeline.commands import verify as repeating
 from pipeline.config import params
 from pipeline.models import exported
-from pipeline.reruns import record, runner
+from pipeline.reruns import record, repetition, runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, edited, verify, verify_environment
@@ -344,7 +343,7 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
 def test_the_log_of_a_failed_stage_stays(tmp_path: Path) -> None:
     """It is outside the work copy, which is removed, and the message has its path. Here DVC finds no dvc.yaml."""
     shutil.copyfile(PROJECT / params.FILE, tmp_path / params.FILE)
-    for name in ("copy", repeating.LOG.parent):
+    for name in ("copy", repetition.LOG.parent):
         (tmp_path / name).mkdir(parents=True)
     done = call(tmp_path, "python", "-c", (  # a process of its own: it becomes the parent of orphans
         f"import sys; sys.path.append({str(PROJECT)!r}); "
@@ -352,9 +351,9 @@ def test_the_log_of_a_failed_stage_stays(tmp_path: Path) -> None:
         "from pipeline.reruns.runner import Job; "
         "print(*verify.run(Job('commit 1', Path('copy'), ('train',)), params.load()))"
     ))  # fmt: skip
-    assert done.stdout.splitlines()[-1].endswith(f": {repeating.LOG}")
+    assert done.stdout.splitlines()[-1].endswith(f": {repetition.LOG}")
     assert "commit 1: " in done.stdout
-    assert (tmp_path / repeating.LOG).read_text() == (tmp_path / "copy" / runner.LOG).read_text() != ""
+    assert (tmp_path / repetition.LOG).read_text() == (tmp_path / "copy" / runner.LOG).read_text() != ""
 
 
 def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:

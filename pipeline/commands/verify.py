@@ -5,6 +5,7 @@
     perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
     perennial verify --sign key.pem     either of them, and a signed statement of it in metrics/claims.jsonl
     perennial verify --statement metrics/claims.jsonl --key key.pub      checks such statements; repeats nothing
+    perennial verify --from <address>   the run that somebody else has published in a Git repository (--rev: a commit)
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
@@ -28,6 +29,10 @@ train.parallel elastic, another number of them.
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
 
+--from clones the repository, says what of its code is not this project's, and repeats its stages: this runs somebody
+else's code as your user. Nobody has to have the outputs: its dvc.lock has their hashes. With --stage or --audit, DVC
+pulls the inputs from its remote. --sign writes claims.jsonl into this folder, for whoever publishes the run.
+
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
 
@@ -47,19 +52,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections
-from pipeline.reruns import comparison, folder, record, repetition, runner, segments, statement
+from pipeline.evaluation import figures
+from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
 REMOVED = "the work copy is removed"
-LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,10 @@ class LockedRun:
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
 
 
-def verify(only: str | None) -> int:
+def verify(only: str | None, in_clone: bool = False) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
+
+    `in_clone`: the outputs may be missing, if all stages run.
 
     Raises UserError if this folder is not clean, or if a stage fails in the copy.
     """
@@ -82,9 +91,10 @@ def verify(only: str | None) -> int:
         return verify_recorded(recorded, only)
     if only is not None and only not in (names := dvc_lock.read()):
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
-    config, stage_hashes = folder.checked()
+    config, stage_hashes = clone.checked() if in_clone and only is None else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
-    states = segments.claimed_states(Path(config.paths.metrics))
+    history = Path(config.paths.metrics) / figures.HISTORY
+    states = segments.claimed_states(history.parent) if history.is_file() or not in_clone else {}
     return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states), stages, targets, *options)
 
 
@@ -160,9 +170,9 @@ def run(job: Job, config: Params) -> list[Fault]:
     if not outcome.failures:
         return []
     log = job.folder / runner.LOG
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(log, LOG)
-    return [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in outcome.failures]
+    repetition.LOG.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(log, repetition.LOG)
+    return [replace(fault, remedy=fault.remedy.replace(str(log), str(repetition.LOG))) for fault in outcome.failures]
 
 
 def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:
@@ -190,16 +200,28 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
     return [name for name in stage_hashes if name == only or (only is None and name not in inputs)]
 
 
-def repeat_and_sign(arguments: Namespace) -> int:
-    """Repeat what the arguments name, and state the result if there is a key. Returns the exit status."""
+def repeat_as_asked(arguments: Namespace) -> int:
+    """Repeat what the arguments name, here or in a clone, or check statements. Returns the exit status."""
     if arguments.statement is not None:
         print(*statement.check(Path(arguments.statement), Path(arguments.key)), sep="\n")
         return 0
     key = statement.read_private_key(Path(arguments.sign)) if arguments.sign is not None else None  # refused at once
+    if arguments.address is None:
+        return repeat_and_sign(arguments, key, statement.FILE)
+    claims = Path(statement.FILE.name).absolute()
+    with clone.of(arguments.address, arguments.rev):
+        if arguments.stage is not None or arguments.audit is not None:
+            print("verify: dvc pull brings the inputs", flush=True)
+            programs.dvc("pull", remedy="without --stage and --audit, every stage is repeated from the commit")
+        return repeat_and_sign(arguments, key, claims)
+
+
+def repeat_and_sign(arguments: Namespace, key: Ed25519PrivateKey | None, claims: Path) -> int:
+    """Repeat what the arguments name, and state the result in `claims` if there is a key. Returns the exit status."""
     if key and not has_own_lock():
         raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     if arguments.audit is None:
-        status = verify(arguments.stage)
+        status = verify(arguments.stage, arguments.address is not None)
     else:
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
         status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
@@ -209,8 +231,9 @@ def repeat_and_sign(arguments: Namespace) -> int:
             tests = stages(config, dvc_lock.read(), arguments.stage)
         else:
             tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
-        statement.add(statement.sign(statement.make(config, programs.last_commit(), tests, passed=status == 0), key))
-        print(f"verify: {statement.FILE} has a signed statement of this")
+        line = statement.sign(statement.make(config, programs.last_commit(), tests, passed=status == 0), key)
+        statement.add(line, claims)
+        print(f"verify: {claims} has a signed statement of this")
     return status
 
 
@@ -218,7 +241,7 @@ def main(arguments: Namespace) -> int:
     count, jobs = arguments.record_seeds, arguments.jobs
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status("verify", lambda: repeat_and_sign(arguments), REMOVED, NOT_HERE)
+        return exit_status("verify", lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")

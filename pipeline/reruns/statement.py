@@ -1,9 +1,9 @@
 """Signed statements of who has repeated a run: one line of metrics/claims.jsonl each.
 
 A line is a DSSE envelope [secure-systems-lab/dsse, protocol 1.0.2] of an in-toto Statement v1 with the predicate
-test-result v0.1 [in-toto/attestation]. Its subjects are dvc.lock and the model. It names the commit, what was repeated,
-and the kind of CPU, and no time. So two repetitions of the same on one kind of machine have the same line, and Ed25519
-signs them alike. Other programs check it, too: `cosign verify-blob-attestation --key`.
+test-result v0.1 [in-toto/attestation]. Its subjects are dvc.lock and the model, if it is here. It names the commit,
+what was repeated, and the kind of CPU, and no time. So two repetitions of the same on one kind of machine have the same
+line, and Ed25519 signs them alike. Other programs check it, too: `cosign verify-blob-attestation --key`.
 """
 
 import base64
@@ -56,8 +56,7 @@ def make(config: Params, commit: str, tests: list[str], passed: bool) -> dict[st
     """The statement that `tests` were repeated here, from the outputs of `commit`, with these params."""
     import torch  # takes seconds, and only a signature needs it
 
-    model = f"{config.paths.models}/model.safetensors"
-    names = (str(dvc_lock.LOCK), model)
+    paths = (dvc_lock.LOCK, Path(config.paths.models) / "model.safetensors")
     kind = {
         "cpu": machine.cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -66,7 +65,7 @@ def make(config: Params, commit: str, tests: list[str], passed: bool) -> dict[st
     }
     return {
         "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": files.sha256(Path(name))}} for name in names],
+        "subject": [{"name": str(path), "digest": {"sha256": files.sha256(path)}} for path in paths if path.is_file()],
         "predicateType": PREDICATE,
         "predicate": {
             "result": "PASSED" if passed else "FAILED",
@@ -93,11 +92,11 @@ def sign(statement: Mapping[str, Any], private: Ed25519PrivateKey) -> str:
     return json.dumps(asdict(envelope), sort_keys=True)
 
 
-def add(line: str) -> None:
-    """Add a line to FILE, if it is not there."""
-    lines = FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else []
+def add(line: str, path: Path = FILE) -> None:
+    """Add a line to a file, if it is not there."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if line not in lines:
-        files.write_text(FILE, "".join(f"{each}\n" for each in [*lines, line]))
+        files.write_text(path, "".join(f"{each}\n" for each in [*lines, line]))
 
 
 def check(path: Path, key: Path) -> list[str]:

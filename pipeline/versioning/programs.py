@@ -37,15 +37,15 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
     if result.returncode:
         # DVC quotes the lines of a file that it cannot read, each after a bar.
         lines = [line for line in result.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
-        program = " ".join(command[2:] if command[0] == sys.executable else command)
+        program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
         raise UserError(Fault(program, f"exit status {result.returncode}", "failed", lines[-1], remedy=remedy))
     return result.stdout
 
 
 def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
-    """The standard output of DVC. Raises UserError as `output` does."""
-    return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)
+    """The standard output of DVC, which imports nothing from this folder (-P). Raises UserError as `output` does."""
+    return output(sys.executable, "-P", "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)
 
 
 def code_version(*pathspecs: str, cwd: Path | None = None) -> str:
@@ -60,5 +60,10 @@ def code_version(*pathspecs: str, cwd: Path | None = None) -> str:
 
 def last_commit(cwd: Path | None = None) -> str:
     """The hash of the last commit of Git. Empty where there is none."""
-    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    return commit_of("HEAD", cwd)
+
+
+def commit_of(revision: str, cwd: Path | None = None) -> str:
+    """The hash of the commit that a revision of Git names. Empty if it names none."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False).stdout.strip()

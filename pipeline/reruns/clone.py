@@ -1,0 +1,106 @@
+"""A run that somebody else has published, in a clone of its Git repository: `perennial verify --from`.
+
+The checker is this project's own code. What it repeats are the stages of the clone, which are somebody else's code.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+from pipeline.base import errors, files
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import machine, params, validity
+from pipeline.config.params import Params
+from pipeline.reruns import folder, record, repetition
+from pipeline.versioning import dvc_lock, programs
+from pipeline.versioning.dvc_lock import StageHashes
+
+PROJECT = Path(__file__).parents[2]  # of the checker
+LOCKED_PACKAGES = Path("requirements/lock.txt")
+IMPORTABLE = ("*.py", "*/__init__.py")  # beside the code: a stage could import it instead of a library
+MOST_SHOWN = 5
+
+
+@contextmanager
+def of(address: str, revision: str) -> Iterator[None]:
+    """A block in a clone of a repository at a revision, which is removed afterwards.
+
+    Prints the commit, and what of its code is not this project's. Raises UserError if Git cannot clone it or does not
+    know the revision, if it is not a project of this kind, and if it needs other packages than those installed.
+    """
+    here = Path.cwd()
+    print(f"verify: cloning {address}; its code is somebody's, and runs here as your user", flush=True)
+    with tempfile.TemporaryDirectory(prefix="perennial-clone-") as temporary:
+        place = Path(temporary) / "clone"
+        programs.output("git", "clone", "--quiet", "--no-checkout", "--", address, str(place), remedy="another address")
+        with chdir(place):
+            commit = resolve(revision)
+            programs.output("git", "checkout", "--quiet", "--detach", commit)
+            check_packages()
+            print(f"verify: commit {commit[:12]} of {address}: {describe_code(place)}", flush=True)
+            try:
+                yield
+            finally:  # what a message names, where the user is
+                if repetition.LOG.is_file():
+                    files.write_text(here / repetition.LOG, repetition.LOG.read_text(errors="replace"))
+
+
+def resolve(revision: str) -> str:
+    """The commit of a revision of the clone in the current folder. A branch is that of the address."""
+    for name in (f"origin/{revision}", revision):
+        if found := programs.commit_of(name):
+            return found
+    raise UserError(Fault("--rev", repr(revision), "unknown", allowed="a commit, a branch or a tag of the address"))
+
+
+def check_packages() -> None:
+    """Raise UserError if the clone in the current folder is not of this project, or needs other packages than here."""
+    for name in (params.FILE, Path("dvc.yaml"), Path("pipeline/__main__.py"), LOCKED_PACKAGES):
+        if not name.is_file():
+            raise errors.missing(name, "an address of a Perennial project")
+    if LOCKED_PACKAGES.read_bytes() != (PROJECT / LOCKED_PACKAGES).read_bytes():
+        reason, remedy = "not those installed here", "make setup in a clone of it, then perennial verify there"
+        raise UserError(Fault(str(LOCKED_PACKAGES), "other packages", "machine", reason, remedy=remedy))
+
+
+def describe_code(place: Path) -> str:
+    """A sentence that says whether a project has this project's code."""
+    here, there = code(PROJECT), code(place)
+    others = sorted(path for path in here.keys() | there.keys() if here.get(path) != there.get(path))
+    if not others:
+        return "its code is that of this project here"
+    more = f" … and {len(others) - MOST_SHOWN} more" if len(others) > MOST_SHOWN else ""
+    return f"not as in this project here: {', '.join(others[:MOST_SHOWN])}{more}"
+
+
+def code(project: Path) -> dict[str, str]:
+    """Path → SHA-256 of each file of a project that makes a run, and of what a stage could import."""
+    inside = [path for name in record.CODE for path in (project / name, *(project / name).rglob("*"))]
+    beside = [path for pattern in IMPORTABLE for path in project.glob(pattern) if path.parent.name != "tests"]
+    paths = {path for path in (*inside, *beside) if path.is_file() and path.parent.name != "__pycache__"}
+    return {path.relative_to(project).as_posix(): files.sha256(path) for path in paths if not path.is_symlink()}
+
+
+def checked() -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of the clone in the current folder, whose outputs nobody has to have.
+
+    The user's own photos and weights come from its remote. Raises UserError if dvc.lock is not of its commit, if a
+    command is not this project's, if an input is in no commit, and if it cannot run here.
+    """
+    config, stage_hashes = params.load(), dvc_lock.read()
+    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any([*folder.outputs_outside(stage_hashes), *folder.foreign_commands(stage_hashes)])
+    outs = {path for hashes in stage_hashes.values() for path in hashes["outs"]}
+    unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
+    errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, folder.ANY_STAGE))
+    if own := programs.output("git", "ls-files", "-z", "--", "*.dvc").split("\0")[:-1]:
+        programs.dvc("pull", *own, remedy="ask whoever publishes it for dvc push")
+    inputs, inbox = repetition.unversioned(config), config.paths.inbox
+    if config.data.source in ("inbox", "folder") and not any(files.visible(Path(inbox))):
+        inputs["download"] = inbox  # what Git does not have is not in a clone
+    remedy = "whoever publishes it: dvc add, git commit, dvc push"
+    errors.raise_if_any(
+        Fault(path, "in no commit", "missing", f"{stage} reads it", remedy=remedy) for stage, path in inputs.items()
+    )
+    return config, stage_hashes

@@ -1,0 +1,145 @@
+"""`perennial verify --from` repeats what somebody else has published, and refuses what was tampered with."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import DIFFERENT, NOT_HERE
+from pipeline.versioning import dvc_lock
+from tests.conftest import PROJECT
+from tests.helpers.projects import call, commit, edited
+
+REPEATS = pytest.mark.slow("every stage under DVC; make test refuses what is refused before a stage runs")
+
+
+@pytest.fixture
+def published(finished: Path, tmp_path: Path) -> Path:
+    """A repository with a finished run, without the outputs: what somebody else can clone, to be changed by a test."""
+    folder = tmp_path / "published"
+    call(finished, "git", "clone", "--quiet", str(finished), str(folder))
+    return folder
+
+
+def verify(address: object, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `perennial verify --from` in this project says of an address."""
+    command = [sys.executable, "-m", "pipeline", "verify", "--from", str(address), *words]
+    return subprocess.run(command, cwd=PROJECT, env={**os.environ}, capture_output=True, text=True, check=False)
+
+
+@REPEATS
+def test_a_published_run_is_repeated_and_signed(published: Path, tmp_path: Path) -> None:
+    """Nobody needs its outputs. Its code is compared with this project's. The clone is removed."""
+    call(tmp_path, "openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem")
+    call(tmp_path, "openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub")
+    own = shutil.copytree(published, tmp_path / "own", symlinks=True)
+    command = [sys.executable, "-m", "pipeline", "verify", "--from", str(published), "--sign", "../key.pem"]
+    done = subprocess.run(
+        command, cwd=own, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "its code is that of this project here" in done.stdout
+    outs = [out for hashes in dvc_lock.read(own / dvc_lock.LOCK).values() for out in hashes["outs"]]
+    lines = done.stdout.splitlines()
+    assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
+    assert not list(tmp_path.glob("perennial-*"))
+    checked = call(
+        own, sys.executable, "-m", "pipeline", "verify", "--statement", "claims.jsonl", "--key", "../key.pub"
+    )
+    assert "PASSED: download; split; " in checked.stdout
+
+
+def other_hash(project: Path) -> None:
+    """A hash in dvc.lock that no run wrote."""
+    lock = project / "dvc.lock"
+    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
+
+
+@REPEATS
+def test_a_false_claim_differs(published: Path) -> None:
+    """Although its code is this project's."""
+    other_hash(published)
+    commit(published)
+    done = verify(published)
+    assert done.returncode == DIFFERENT, done.stderr
+    assert "verify: differs: models/model.json" in done.stdout
+
+
+def shadowing(project: Path) -> None:
+    """A file that a stage would import instead of a library, and one that DVC would."""
+    (project / "torch.py").write_text("raise SystemExit(1)\n")
+    (project / "dvc.py").write_text("print('{}')\n")
+
+
+def copying(project: Path) -> None:
+    """A stage that copies, with a dvc.lock that says so."""
+    for name in ("dvc.yaml", "dvc.lock"):
+        edited(name, "exec setpriv --pdeathsig TERM python -m pipeline evaluate", "cp -r old/. .")(project)
+
+
+def outside(project: Path) -> None:
+    """An output outside the folder."""
+    lock = project / "dvc.lock"
+    lock.write_text(lock.read_text().replace("- path: models/model.json", "- path: ../models/model.json", 1))
+
+
+def cut(project: Path) -> None:
+    """Half a dvc.lock."""
+    lock = project / "dvc.lock"
+    lock.write_text(lock.read_text()[: lock.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("tamper", "key", "status"),
+    [
+        (edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("), "the stage train", 1),
+        (edited("params.yaml", "lr: 0.01", "lr: 0.02"), "the stage train", 1),
+        (edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "the stage train", 1),
+        (edited("dvc.yaml", "python -m pipeline evaluate", "python -B -m pipeline evaluate"), "the stage evaluate", 1),
+        (copying, "the stage evaluate", 1),
+        (outside, "dvc.lock", 1),
+        (cut, "dvc.lock", 1),
+        (lambda project: (project / "pipeline/__main__.py").unlink(), "pipeline/__main__.py", 1),
+        (edited("params.yaml", "device: cpu", "device: cuda"), "train.device", NOT_HERE),
+        (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", NOT_HERE),
+    ],
+    ids=["code", "params", "pin", "command", "copy", "outside", "cut", "no project", "GPU", "packages"],
+)  # fmt: skip
+def test_a_repository_that_cannot_be_checked_is_refused(
+    published: Path, tamper: Callable[[Path], None], key: str, status: int
+) -> None:
+    """Before any of its stages runs. The fault has its key."""
+    tamper(published)
+    commit(published)
+    done = verify(published)
+    assert done.returncode == status, done.stderr
+    assert any(line.startswith(f"verify: {key}: ") for line in done.stderr.splitlines()), done.stderr
+
+
+def test_what_is_not_there_is_refused(published: Path, tmp_path: Path) -> None:
+    """No repository, no such revision, no remote for one stage alone, an address that is an option."""
+    for address, words, key in (
+        (tmp_path / "nothing", (), "git clone"), (published, ("--rev", "none"), "--rev"),
+        (published, ("--stage", "train"), "dvc pull"),
+    ):  # fmt: skip
+        done = verify(address, *words)
+        assert done.returncode in (1, NOT_HERE)
+        assert f"verify: {key}" in done.stderr
+
+
+def test_what_a_stage_could_import_is_named(published: Path) -> None:
+    """Files beside the code that hide a library. DVC itself imports none of them."""
+    shadowing(published)
+    commit(published)
+    call(published, "git", "branch", "tampered")
+    call(published, "git", "reset", "--quiet", "--hard", "HEAD^")
+    edited("params.yaml", "device: cpu", "device: cuda")(published)
+    commit(published)
+    done = verify(published, "--rev", "tampered", "--stage", "none")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("verify: commit "))
+    assert "dvc.py, torch.py" in line
