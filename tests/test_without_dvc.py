@@ -1,0 +1,152 @@
+"""A run can be read and repeated without DVC: from the commit's files, dvc.yaml and dvc.lock among them, and the cache.
+
+DVC's cache has a plain form. A file is stored under its MD5. A folder is a list in JSON of the MD5 and path of each of
+its files, stored under the MD5 of the list. DVC makes the run once. Then neither a test nor a stage can use DVC.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import workspace
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.commands import demo
+from pipeline.config import document, identity, params
+from pipeline.planning.forecast import forecast
+from pipeline.reruns import workcopy
+from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning.integrity import Output
+from tests.helpers.projects import edited
+
+CACHE = Path(".dvc/cache")
+PACKAGES = ("dvc", "dvc_data", "dvc_objects")
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: the files of a finished run's commit, and those of its cache. There is no DVC, and no Git."""
+    folder = tmp_path / "folder"
+    workcopy.copy_files(workcopy.project_files(finished), finished, folder)
+    shutil.copytree(finished / CACHE / "files/md5", folder / CACHE / "files/md5")
+    monkeypatch.chdir(folder)
+    take_dvc_away(tmp_path, monkeypatch)
+    return folder
+
+
+def take_dvc_away(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of the test, DVC can neither be imported nor started, by this process and by those that it starts.
+
+    Packages and a program that fail come before the real ones, in `base`.
+    """
+    for package in PACKAGES:
+        files.write_text(base / f"packages/{package}/__init__.py", f"raise ImportError('no {package}')\n")
+    files.write_text(base / "programs/dvc", "#!/bin/sh\nexit 127\n")
+    (base / "programs/dvc").chmod(0o755)
+    environ = workspace.environment(base)
+    monkeypatch.setenv("PATH", f"{base / 'programs'}:{environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{base / 'packages'}:{environ['PYTHONPATH']}".rstrip(":"))
+    for name in {*PACKAGES, *(name for name in sys.modules if name.split(".")[0] in PACKAGES)}:
+        monkeypatch.setitem(sys.modules, name, None)  # import says that there is no such module
+    assert subprocess.run(["dvc", "--version"], check=False).returncode == 127
+    with pytest.raises(UserError, match="no dvc"):  # `python -m dvc`
+        integrity.cache_folder()
+
+
+def files_of(path: str, md5: str) -> dvc_lock.Hashes:
+    """Path → MD5 of each file of an output, which has this hash in dvc.lock: of itself, or of the list in the cache."""
+    return integrity.expected_files(Output(path, md5, "", {}), CACHE)
+
+
+def restore() -> None:
+    """Write each output that dvc.yaml has in the cache to its place, from dvc.lock and the cache."""
+    recorded = demo.outputs(dvc_lock.LOCK)
+    cached = [path for stage in dvc_lock.graph() for path, is_cached in dvc_lock.outs(stage).items() if is_cached]
+    for path in cached:
+        for file, stored in files_of(path, recorded[path]).items():
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(integrity.object_of(CACHE, stored), file)
+
+
+def hashes(recorded: dvc_lock.Hashes) -> dvc_lock.Hashes:
+    """The hash of each of these outputs as its files are now. Reads every byte. `recorded` says which are folders."""
+    outputs, _ = integrity.inspect_outputs(recorded, {})
+    return {output.path: output.actual for output in outputs}
+
+
+def differences() -> set[tuple[str, ...]]:
+    """Stage, kind and name of each command, param, input and output that is not as dvc.lock records it."""
+    forecasts = forecast(params.load(), CACHE)
+    return {(one.stage, reason.kind, reason.name) for one in forecasts for reason in one.reasons}
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_output_is_read_with_its_recorded_bytes() -> None:
+    """Outputs from the cache, metrics and inputs have the hashes in dvc.lock. Params and commands are equal, too."""
+    restore()
+    recorded = demo.outputs(dvc_lock.LOCK)
+    assert hashes(recorded) == recorded
+    assert differences() == set()
+
+
+def flip(output: str, inside: str = "") -> Callable[[Path], None]:
+    """A function that changes the last byte in the cache of an output, or of the file `inside` it."""
+
+    def damage(_: Path) -> None:
+        md5 = demo.outputs(dvc_lock.LOCK)[output]
+        if inside:
+            md5 = files_of(output, md5)[f"{output}/{inside}"]
+        stored = integrity.object_of(CACHE, md5)
+        content = stored.read_bytes()
+        stored.chmod(0o644)
+        stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (flip("models/model.onnx"), {("export", "output", "models/model.onnx")}),
+        (flip("data/packed", "images.npy"), {("prepare", "output", "data/packed")}),
+        (flip("data/packed"), {("prepare", "output", "data/packed")}),
+        (edited("metrics/eval.json", "{", "{ "), {("evaluate", "output", "metrics/eval.json")}),
+        (edited("data/corrections.csv", "\n", "\n\n"), {("split", "input", "data/corrections.csv")}),
+        (
+            edited("params.yaml", "label_smoothing: 0.1", "label_smoothing: 0.2"),
+            {(stage, "param", "train.label_smoothing") for stage in ("train", "card", "report")},
+        ),
+        (edited("dvc.yaml", "-m pipeline card", "-m  pipeline card"), {("card", "command", "card")}),
+    ],
+    ids=["file", "file of a folder", "list of a folder", "metric", "input", "param", "command"],
+)  # fmt: skip
+def test_what_is_not_as_recorded_is_found(
+    folder: Path, damage: Callable[[Path], None], found: set[tuple[str, str, str]]
+) -> None:
+    """A changed byte of the cache or of another file, another param, another command: exactly this is found."""
+    damage(folder)
+    restore()
+    assert {difference for difference in differences() if difference[1] != "stage"} == found
+
+
+@pytest.mark.slow("a whole pipeline; make test reads its outputs from the cache, and runs the stages under DVC")
+@pytest.mark.usefixtures("folder")
+def test_the_commands_of_the_stages_repeat_the_run() -> None:
+    """The stages run alone, in the order of what they read and write, and write every output with the recorded hash.
+
+    dvc.lock, the cache and the metrics are not there: nothing has a recorded byte that a stage could take over.
+    """
+    recorded = demo.outputs(dvc_lock.LOCK)
+    for path in (str(dvc_lock.LOCK), ".dvc", *recorded):
+        files.remove(Path(path))
+    commands, values = dvc_lock.commands(), dict(document.leaves(document.read(params.FILE)))
+    for stage in TopologicalSorter(dvc_lock.graph()).static_order():
+        command = ["sh", "-c", identity.filled(commands[stage], values)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{stage}: {done.stdout}\n{done.stderr}"
+    assert hashes(recorded) == recorded
