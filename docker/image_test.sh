@@ -215,6 +215,20 @@ demo_inside() {
     same_lock "$LAB/workspace/.demo/dvc.lock"
 }
 
+# A small run that somebody has published, repeated by its address: its stages run inside, and the host compares.
+published_repeated() {
+    git clone --quiet .demo "$LAB/published"
+    (
+        cd "$LAB/published"
+        sed -i 's/^  epochs: .*/  epochs: 2/; s/^    count: .*/    count: 60/' params.yaml
+        python -m pipeline repro > "$LAB/published.log"
+        git -c user.name=test -c user.email=test@localhost commit --quiet --all --message Published
+    )
+    PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_NETWORK=none python -m pipeline verify --from "$LAB/published" |
+        tee "$LAB/verified.log" | grep "^verify: "
+    grep --quiet "in a container of the image perennial-test:runtime" "$LAB/verified.log" || refuse "it ran on the host"
+}
+
 tests_inside() {
     local files=("${TESTS[@]/#/tests/test_}")
     inside perennial-test:test python -m pytest -q -m "not gpu" "${files[@]/%/.py}"
@@ -290,6 +304,7 @@ step "inside: no build tool" no_build_tools
 step "inside: torch and Apex load" apex_loads
 step "inside: doctor" inside perennial-test:runtime python -m pipeline doctor
 step "inside: demo" demo_inside
+step "inside: a published run is repeated" published_repeated
 step "inside: tests" tests_inside
 step "inside: docker stop, and on" stopped_and_resumed
 step "inside: a stale image is refused" stale_refused

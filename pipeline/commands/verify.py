@@ -29,9 +29,10 @@ train.parallel elastic, another number of them.
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
 
---from clones the repository, says what of its code is not this project's, and repeats its stages: this runs somebody
-else's code as your user. Nobody has to have the outputs: its dvc.lock has their hashes. With --stage or --audit, DVC
-pulls the inputs from its remote. --sign writes claims.jsonl into this folder, for whoever publishes the run.
+--from clones the repository, says what of its code is not this project's, and repeats its stages. This runs somebody
+else's code: in a container, if Docker has the project's image (`make image`; PERENNIAL_IMAGE names another one), else
+as your user; --audit always as your user. Nobody has to have the outputs: its dvc.lock has their hashes. With --stage
+or --audit, DVC pulls the inputs from its remote. --sign writes claims.jsonl into this folder, for whoever publishes it.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
@@ -52,15 +53,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
-from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
+from pipeline.reruns import clone, comparison, container, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
@@ -78,24 +77,24 @@ class LockedRun:
     stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
+    in_clone: bool = False  # somebody else's, see reruns/clone.py
 
 
 def verify(only: str | None, in_clone: bool = False) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing, if all stages run.
-
-    Raises UserError if this folder is not clean, or if a stage fails in the copy.
+    `in_clone`: the outputs may be missing, if all stages run. Raises UserError if this folder is not clean, or if a
+    stage fails in the copy.
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
-        return verify_recorded(recorded, only)
+        return verify_recorded(recorded, only, in_clone)
     if only is not None and only not in (names := dvc_lock.read()):
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
     config, stage_hashes = clone.checked() if in_clone and only is None else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() or not in_clone else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states), stages, targets, *options)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -103,7 +102,7 @@ def has_own_lock() -> bool:
     return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
 
 
-def verify_recorded(lock: Path, only: str | None) -> int:
+def verify_recorded(lock: Path, only: str | None, in_clone: bool) -> int:
     """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
     print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
     if only is not None:
@@ -117,7 +116,8 @@ def verify_recorded(lock: Path, only: str | None) -> int:
     errors.raise_if_any(
         fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
     )
-    return repeat(LockedRun(lock, config, stage_hashes, values), list(stage_hashes), ())
+    locked_run = LockedRun(lock, config, stage_hashes, values, in_clone=in_clone)
+    return repeat(locked_run, list(stage_hashes), ())
 
 
 def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
@@ -126,7 +126,11 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     `targets`, `options`: of the `dvc repro` that runs them.
     """
     lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
-    faults = folder.foreign_commands(stages)
+    faults, image = folder.foreign_commands(stages), ""
+    if locked_run.in_clone:
+        errors.raise_if_any(faults)
+        image = container.image()
+        print(f"verify: somebody's code runs {container.describe(image)}", flush=True)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
@@ -139,13 +143,17 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
             repetition.bring_inputs(copy, stage_hashes, stages)
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
-        failures = run(replace(job, environ={**job.environ, **variable}), copy.config)
+        job = replace(job, environ={**job.environ, **variable})
+        if image:
+            job = container.inside(job, image, [Path.cwd()], copy.config.train.device)
+        failures = run(job, copy.config)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
             return DIFFERENT
         errors.raise_if_any(failures)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
-        differing = comparison.compare(stage_hashes, comparison.outputs(rerun, stages), stages, copy)
+        hashes = comparison.read_hashes(comparison.outputs(stage_hashes, stages), place)
+        differing = comparison.compare(stage_hashes, hashes, stages, copy)
     if changed := comparison.changed_inputs(stage_hashes, rerun):
         print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
     print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} says'}")
@@ -216,13 +224,15 @@ def repeat_as_asked(arguments: Namespace) -> int:
         return repeat_and_sign(arguments, key, claims)
 
 
-def repeat_and_sign(arguments: Namespace, key: Ed25519PrivateKey | None, claims: Path) -> int:
+def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Path) -> int:
     """Repeat what the arguments name, and state the result in `claims` if there is a key. Returns the exit status."""
     if key and not has_own_lock():
         raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     if arguments.audit is None:
         status = verify(arguments.stage, arguments.address is not None)
     else:
+        if arguments.address is not None:
+            print(f"verify: somebody's code runs {container.describe('')}", flush=True)
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
         status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
     if key:

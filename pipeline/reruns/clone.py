@@ -30,7 +30,7 @@ def of(address: str, revision: str) -> Iterator[None]:
     know the revision, if it is not a project of this kind, and if it needs other packages than those installed.
     """
     here = Path.cwd()
-    print(f"verify: cloning {address}; its code is somebody's, and runs here as your user", flush=True)
+    print(f"verify: cloning {address}", flush=True)
     with tempfile.TemporaryDirectory(prefix="perennial-clone-") as temporary:
         place = Path(temporary) / "clone"
         programs.output("git", "clone", "--quiet", "--no-checkout", "--", address, str(place), remedy="another address")
@@ -85,12 +85,12 @@ def code(project: Path) -> dict[str, str]:
 def checked() -> tuple[Params, StageHashes]:
     """The params and the dvc.lock of the clone in the current folder, whose outputs nobody has to have.
 
-    The user's own photos and weights come from its remote. Raises UserError if dvc.lock is not of its commit, if a
-    command is not this project's, if an input is in no commit, and if it cannot run here.
+    The user's own photos and weights come from its remote. Raises UserError if dvc.lock is not of its commit, if an
+    input is in no commit, and if it cannot run here.
     """
     config, stage_hashes = params.load(), dvc_lock.read()
     errors.raise_if_any(validity.faults(config, machine.read()))
-    errors.raise_if_any([*folder.outputs_outside(stage_hashes), *folder.foreign_commands(stage_hashes)])
+    errors.raise_if_any(folder.outputs_outside(stage_hashes))
     outs = {path for hashes in stage_hashes.values() for path in hashes["outs"]}
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
     errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, folder.ANY_STAGE))

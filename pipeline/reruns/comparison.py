@@ -1,11 +1,13 @@
 """Compares the outputs of a rerun with those in dvc.lock, and prints both."""
 
 from collections.abc import Iterable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import schema
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.versioning import integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
@@ -31,6 +33,16 @@ def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], co
 def outputs(stage_hashes: StageHashes, stages: Iterable[str]) -> Hashes:
     """The hashes of the outputs of these stages; a stage that is not in `stage_hashes` has none."""
     return {path: md5 for name in stages if name in stage_hashes for path, md5 in stage_hashes[name]["outs"].items()}
+
+
+def read_hashes(expected: Hashes, folder: Path) -> Hashes:
+    """The hash of each of these outputs in a folder, which are read; a missing one has none.
+
+    What a stage has run may have written into the dvc.lock of the folder.
+    """
+    with chdir(folder):
+        outputs, _ = integrity.inspect_outputs(expected, {})
+    return {output.path: output.actual for output in outputs if output.actual}
 
 
 def changed_inputs(stage_hashes: StageHashes, made: StageHashes) -> list[str]:

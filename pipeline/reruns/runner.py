@@ -49,6 +49,7 @@ class Job:
     stages: tuple[str, ...]
     options: tuple[str, ...] = ("--single-item",)  # of dvc repro
     environ: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
+    python: tuple[str, ...] = (sys.executable,)  # the command of the Python that runs DVC
     prepare: Callable[[], object] = lambda: None  # makes the work copy when it is its turn
 
 
@@ -197,7 +198,7 @@ def _start(job: Job, slot: Slot) -> _Run:
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
     with (job.folder / LOG).open("ab") as log:
         process = children.start(
-            [sys.executable, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages],
+            [*job.python, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages],
             slot.cores,
             cwd=job.folder,
             env={**programs.environment(), **gpus, **job.environ},
