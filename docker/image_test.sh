@@ -143,28 +143,44 @@ stand_ins() {
     done
 }
 
-# What users build, and the same with the tools of the tests.
-build() {
-    local source=(--build-context "apex-src=${APEX_SRC:-docker/lab/apex}") target
+# Build a target of the Dockerfile, and name it. More arguments are options of the build.
+build_target() {
+    local target=$1 name=$2 source=(--build-context "apex-src=${APEX_SRC:-docker/lab/apex}") log="$LAB/build-$2.log"
+    shift 2
     if [[ $APEX_SRC == upstream ]]; then
         source=()
     fi
+    docker buildx build --network host --progress plain --file docker/Dockerfile --target "$target" "$@" \
+        "${BASE_ARGUMENTS[@]}" "${source[@]}" --build-arg "$(grep ^SOURCE_DATE_EPOCH= docker/pins.env)" \
+        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "perennial-test:$name" . > "$log" 2>&1 || {
+        tail -n 40 "$log" >&2
+        return 1
+    }
+    echo "$name: $(grep --count ' CACHED$' "$log") steps were built before and are reused," \
+        "$(grep --count --extended-regexp ' DONE [0-9.]+s$' "$log") were done now"
+}
+
+# What users build, and the same with the tools of the tests.
+build() {
+    local target
     if [[ $APEX_SRC ]]; then
         echo "Apex: $APEX_SRC, for $TORCH_CUDA_ARCH_LIST"
     else
         echo "A STAND-IN FOR APEX is built: this says nothing about Apex itself (APEX_SRC=<folder> names its source)"
     fi
     for target in runtime test; do
-        docker buildx build --network host --progress plain --file docker/Dockerfile --target "$target" \
-            "${BASE_ARGUMENTS[@]}" "${source[@]}" \
-            --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "perennial-test:$target" . \
-            > "$LAB/build-$target.log" 2>&1 || {
-            tail -n 40 "$LAB/build-$target.log" >&2
-            return 1
-        }
-        echo "$target: $(grep --count ' CACHED$' "$LAB/build-$target.log") steps were built before and are reused," \
-            "$(grep --count --extended-regexp ' DONE [0-9.]+s$' "$LAB/build-$target.log") were done now"
+        build_target "$target" "$target"
     done
+}
+
+# The same image once more, with nothing reused: the digest has to be the same.
+build_again() {
+    local one two format='{{.Id}} {{json .RootFS.Layers}}'
+    build_target runtime again --no-cache
+    one=$(docker image inspect --format "$format" perennial-test:runtime)
+    two=$(docker image inspect --format "$format" perennial-test:again)
+    [[ $one == "$two" ]] || refuse "two builds differ:"$'\n'"$one"$'\n'"$two"
+    echo "two builds, one digest: ${one%% *}"
 }
 
 as_root() {
@@ -196,7 +212,7 @@ no_build_tools() {
         if dpkg-query --show --showformat "\${Package}\n" | grep -E -- "-dev$|^(gcc|g[+][+]|binutils)(-[0-9]+)?$"; then
             echo "a package for building is in the image" >&2; exit 1
         fi
-        if [ -n "$(ls -A /var/lib/apt/lists)" ]; then echo "lists of apt are in the image" >&2; exit 1; fi
+        if [ -n "$(find /var/lib/apt/lists -type f ! -name lock)" ]; then echo "lists of apt are in the image" >&2; exit 1; fi
         if touch /opt/perennial/new 2> /dev/null; then echo "the image can be written to" >&2; exit 1; fi'
 }
 
@@ -298,6 +314,7 @@ step "base images" bases
 step "image" build
 docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runtime
 docker image ls perennial-test
+step "the image once more" build_again
 step "host: make demo" python -m pipeline demo
 step "workspace of another user" workspace
 step "inside: no build tool" no_build_tools
