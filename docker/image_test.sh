@@ -176,10 +176,13 @@ build() {
 # The same image once more, with nothing reused: the digest has to be the same.
 build_again() {
     local one two format='{{.Id}} {{json .RootFS.Layers}}'
+    [[ $BUILT ]] || docker buildx prune --all --force > /dev/null # the disk need not hold both builds
     build_target runtime again --no-cache
     one=$(docker image inspect --format "$format" perennial-test:runtime)
     two=$(docker image inspect --format "$format" perennial-test:again)
     [[ $one == "$two" ]] || refuse "two builds differ:"$'\n'"$one"$'\n'"$two"
+    docker image rm perennial-test:again > /dev/null
+    [[ $BUILT ]] || docker buildx prune --all --force > /dev/null
     echo "two builds, one digest: ${one%% *}"
 }
 
