@@ -94,6 +94,7 @@ needed() {
 }
 
 engine() {
+    OWN_ENGINE=
     if docker info > /dev/null 2>&1; then
         echo "the engine that runs: Docker $(docker version --format '{{.Server.Version}}')"
         return
@@ -102,6 +103,7 @@ engine() {
     apt-get install --quiet=2 --yes --no-install-recommends runc mmdebstrap > "$LAB/apt.log"
     fetch_engine
     start_engine
+    OWN_ENGINE=yes
     echo "an engine of our own: Docker $(docker version --format '{{.Server.Version}}'), from Debian $ENGINE_SUITE"
 }
 
@@ -173,16 +175,21 @@ build() {
     done
 }
 
+# Remove what a build has left, where nothing of it is used again: the disk need not hold two builds.
+prune() {
+    if [[ $OWN_ENGINE && -z $BUILT ]]; then docker buildx prune --all --force > /dev/null; fi
+}
+
 # The same image once more, with nothing reused: the digest has to be the same.
 build_again() {
     local one two format='{{.Id}} {{json .RootFS.Layers}}'
-    [[ $BUILT ]] || docker buildx prune --all --force > /dev/null # the disk need not hold both builds
+    prune
     build_target runtime again --no-cache
     one=$(docker image inspect --format "$format" perennial-test:runtime)
     two=$(docker image inspect --format "$format" perennial-test:again)
     [[ $one == "$two" ]] || refuse "two builds differ:"$'\n'"$one"$'\n'"$two"
     docker image rm perennial-test:again > /dev/null
-    [[ $BUILT ]] || docker buildx prune --all --force > /dev/null
+    prune
     echo "two builds, one digest: ${one%% *}"
 }
 

@@ -248,8 +248,8 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
             parser.error("--statement and --key: only together")
         if arguments.address is None and arguments.rev != "HEAD":
             parser.error("--rev: only with --from")
-        if arguments.address is not None and (with_seeds or arguments.statement is not None):
-            parser.error("--from: not with --elsewhere, --record-seeds or --statement")
+        if arguments.address is not None and (with_seeds or arguments.statement or arguments.stage or arguments.audit):
+            parser.error("--from: only with --rev and --sign")
         if arguments.sign is not None and (with_seeds or arguments.statement is not None):
             parser.error("--sign: not with --elsewhere, --record-seeds or --statement")
         if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):

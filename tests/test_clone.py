@@ -1,5 +1,6 @@
 """`perennial verify --from` repeats what somebody else has published, and refuses what was tampered with."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
+from pipeline.config import document
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT
 from tests.helpers.projects import call, commit, edited
@@ -28,7 +31,7 @@ def published(finished: Path, tmp_path: Path) -> Path:
 
 def verify(address: object, *words: str) -> subprocess.CompletedProcess[str]:
     """What `perennial verify --from` in this project says of an address."""
-    command = [sys.executable, "-m", "pipeline", "verify", "--from", str(address), *words]
+    command = [sys.executable, "-m", "pipeline", "verify", f"--from={address}", *words]
     return subprocess.run(command, cwd=PROJECT, env={**os.environ}, capture_output=True, text=True, check=False)
 
 
@@ -71,10 +74,69 @@ def test_a_false_claim_differs(published: Path) -> None:
     assert "verify: differs: models/model.json" in done.stdout
 
 
-def shadowing(project: Path) -> None:
-    """A file that a stage would import instead of a library, and one that DVC would."""
-    (project / "torch.py").write_text("raise SystemExit(1)\n")
-    (project / "dvc.py").write_text("print('{}')\n")
+def without_a_run(project: Path) -> None:
+    """Outputs that nobody made, with a dvc.lock that has their hashes, and stages that DVC does not run."""
+    for stage, out in (("export", "models/model.onnx"), ("card", "models/README.md")):
+        (project / "models").mkdir(exist_ok=True)
+        (project / out).write_text("made up\n")
+        lock = document.read(project / "dvc.lock")
+        (entry,) = (each for each in lock["stages"][stage]["outs"] if each["path"] == out)
+        (project / "dvc.lock").write_text(
+            (project / "dvc.lock").read_text().replace(entry["md5"], files.md5(project / out))
+        )
+        edited("dvc.yaml", f"  {stage}:\n", f"  {stage}:\n    frozen: true\n")(project)
+    call(project, "git", "add", "--force", "models")
+
+
+@REPEATS
+def test_outputs_in_the_commit_are_no_result(published: Path) -> None:
+    """They are removed before the stages run, so a stage that does not run has none."""
+    without_a_run(published)
+    commit(published)
+    done = verify(published)
+    assert done.returncode in (1, DIFFERENT, NOT_HERE), done.stdout
+    assert "every output is as" not in done.stdout
+
+
+def compiled(project: Path) -> None:
+    """Bytecode that Python would run instead of the reviewed source."""
+    folder = project / "pipeline/stages/__pycache__"
+    folder.mkdir()
+    (folder / "evaluate.cpython-311.pyc").write_bytes(b"")
+    call(project, "git", "add", "--force", str(folder))
+
+
+def linked(project: Path) -> None:
+    """A log that is another file of the user."""
+    (project / "log.txt").symlink_to("../victim")
+
+
+def other_figures(project: Path) -> None:
+    """A metric in the commit that dvc.lock does not have."""
+    path = project / "metrics/eval.json"
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+
+
+def other_folder(project: Path) -> None:
+    """Photos of `dvc add` whose list leads out of the folder."""
+    listing = b'[{"md5": "d41d8cd98f00b204e9800998ecf8427e", "relpath": "../../../victim"}]'
+    md5 = hashlib.md5(listing, usedforsecurity=False).hexdigest()
+    files.write_text(project / "data/pretrained/a.dvc", f"outs:\n- md5: {md5}.dir\n  hash: md5\n  path: a\n")
+    store = project.parent / "store/files/md5"
+    for name, content in ((f"{md5}.dir", listing), ("d41d8cd98f00b204e9800998ecf8427e", b"")):
+        (store / name[:2]).mkdir(parents=True, exist_ok=True)
+        (store / name[:2] / name[2:]).write_bytes(content)
+    (project / ".dvc/config").write_text(
+        f"[core]\n    remote = a\n['remote \"a\"']\n    url = {project.parent}/store\n"
+    )
+    call(project, "git", "add", "--force", "data/pretrained/a.dvc")
+
+
+def other_cache(project: Path) -> None:
+    """A setting of DVC with which it would write elsewhere."""
+    other_folder(project)
+    with (project / ".dvc/config").open("a") as config:
+        config.write("[cache]\n    dir = /tmp/victim\n")
 
 
 def copying(project: Path) -> None:
@@ -115,8 +177,17 @@ def cut(project: Path) -> None:
         ),
         pytest.param(edited("params.yaml", "device: cpu", "device: cuda"), "train.device", NOT_HERE, marks=AGAIN),
         (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", NOT_HERE),
+        (compiled, "pipeline/stages/__pycache__/evaluate.cpython-311.pyc", 1),
+        pytest.param(linked, "log.txt", 1, marks=AGAIN),
+        pytest.param(other_figures, "metrics/eval.json", 1, marks=AGAIN),
+        pytest.param(other_folder, "data/pretrained/a.dvc", 1, marks=AGAIN),
+        pytest.param(other_cache, ".dvc/config", 1, marks=AGAIN),
+        pytest.param(lambda project: (project / "dvc.lock").unlink(), "dvc.lock", 1, marks=AGAIN),
     ],
-    ids=["code", "params", "pin", "command", "copy", "outside", "cut", "no project", "GPU", "packages"],
+    ids=[
+        "code", "params", "pin", "command", "copy", "outside", "cut", "no project", "GPU", "packages", "compiled",
+        "link", "figures", "folder", "cache", "no lock",
+    ],
 )  # fmt: skip
 def test_a_repository_that_cannot_be_checked_is_refused(
     published: Path, tamper: Callable[[Path], None], key: str, status: int
@@ -130,24 +201,34 @@ def test_a_repository_that_cannot_be_checked_is_refused(
 
 
 def test_what_is_not_there_is_refused(published: Path, tmp_path: Path) -> None:
-    """No repository, no such revision, no remote for one stage alone, an address that is an option."""
+    """No repository, an address that is an option, no such revision."""
     for address, words, key in (
-        (tmp_path / "nothing", (), "git clone"), (published, ("--rev", "none"), "--rev"),
-        (published, ("--stage", "train"), "dvc pull"),
+        (tmp_path / "nothing", (), "git clone"), ("--upload-pack=true", (), "git clone"),
+        (published, ("--rev", "none"), "--rev"),
     ):  # fmt: skip
-        done = verify(address, *words)
+        done = verify(f"{address}", *words)
         assert done.returncode in (1, NOT_HERE)
         assert f"verify: {key}" in done.stderr
 
 
+@AGAIN
+def test_an_image_that_is_asked_for_has_to_be_there(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs on the host instead."""
+    monkeypatch.setenv("PERENNIAL_IMAGE", "no-such-image")
+    done = verify(published)
+    assert done.returncode == NOT_HERE
+    assert "verify: PERENNIAL_IMAGE: no-such-image" in done.stderr
+
+
 def test_what_a_stage_could_import_is_named(published: Path) -> None:
-    """Files beside the code that hide a library. DVC itself imports none of them."""
-    shadowing(published)
-    commit(published)
-    call(published, "git", "branch", "tampered")
-    call(published, "git", "reset", "--quiet", "--hard", "HEAD^")
+    """Files beside the code that hide a library, in a branch. DVC itself imports none of them."""
+    call(published, "git", "checkout", "--quiet", "-b", "tampered")
+    (published / "torch.py").write_text("raise SystemExit(1)\n")
+    (published / "dvc.py").write_text("print('{}')\n")
     edited("params.yaml", "device: cpu", "device: cuda")(published)
     commit(published)
-    done = verify(published, "--rev", "tampered", "--stage", "none")
+    call(published, "git", "checkout", "--quiet", "-")
+    done = verify(published, "--rev", "tampered")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("verify: commit "))
     assert "dvc.py, torch.py" in line
+    assert done.returncode == NOT_HERE  # the GPU

@@ -31,8 +31,8 @@ results/demo/. Code may have changed since it was recorded: this is printed, and
 
 --from clones the repository, says what of its code is not this project's, and repeats its stages. This runs somebody
 else's code: in a container, if Docker has the project's image (`make image`; PERENNIAL_IMAGE names another one), else
-as your user; --audit always as your user. Nobody has to have the outputs: its dvc.lock has their hashes. With --stage
-or --audit, DVC pulls the inputs from its remote. --sign writes claims.jsonl into this folder, for whoever publishes it.
+as your user. Nobody has to have the outputs: its dvc.lock has their hashes. Photos and weights of `dvc add` come from
+its remote. --sign writes claims.jsonl into this folder, for whoever publishes it.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
@@ -83,14 +83,14 @@ class LockedRun:
 def verify(only: str | None, in_clone: bool = False) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing, if all stages run. Raises UserError if this folder is not clean, or if a
+    `in_clone`: the outputs may be missing. Raises UserError if this folder is not clean, or if a
     stage fails in the copy.
     """
-    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
-        return verify_recorded(recorded, only, in_clone)
+    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not (has_own_lock() or in_clone):
+        return verify_recorded(recorded, only)
     if only is not None and only not in (names := dvc_lock.read()):
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
-    config, stage_hashes = clone.checked() if in_clone and only is None else folder.checked()
+    config, stage_hashes = clone.checked() if in_clone else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() or not in_clone else {}
@@ -102,7 +102,7 @@ def has_own_lock() -> bool:
     return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
 
 
-def verify_recorded(lock: Path, only: str | None, in_clone: bool) -> int:
+def verify_recorded(lock: Path, only: str | None) -> int:
     """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
     print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
     if only is not None:
@@ -116,8 +116,7 @@ def verify_recorded(lock: Path, only: str | None, in_clone: bool) -> int:
     errors.raise_if_any(
         fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
     )
-    locked_run = LockedRun(lock, config, stage_hashes, values, in_clone=in_clone)
-    return repeat(locked_run, list(stage_hashes), ())
+    return repeat(LockedRun(lock, config, stage_hashes, values), list(stage_hashes), ())
 
 
 def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
@@ -126,6 +125,8 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     `targets`, `options`: of the `dvc repro` that runs them.
     """
     lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
+    if not stages:
+        raise UserError(Fault(str(lock), "no stage that can be repeated", "missing", remedy="perennial repro"))
     faults, image = folder.foreign_commands(stages), ""
     if locked_run.in_clone:
         errors.raise_if_any(faults)
@@ -141,11 +142,13 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
             files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
         else:
             repetition.bring_inputs(copy, stage_hashes, stages)
+        for path in comparison.outputs(stage_hashes, stages):
+            files.remove(place / path)  # else a stage that does not run would leave the one of the commit
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
         if image:
-            job = container.inside(job, image, [Path.cwd()], copy.config.train.device)
+            job = container.inside(job, image, Path.cwd(), copy.config)
         failures = run(job, copy.config)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
@@ -218,9 +221,6 @@ def repeat_as_asked(arguments: Namespace) -> int:
         return repeat_and_sign(arguments, key, statement.FILE)
     claims = Path(statement.FILE.name).absolute()
     with clone.of(arguments.address, arguments.rev):
-        if arguments.stage is not None or arguments.audit is not None:
-            print("verify: dvc pull brings the inputs", flush=True)
-            programs.dvc("pull", remedy="without --stage and --audit, every stage is repeated from the commit")
         return repeat_and_sign(arguments, key, claims)
 
 
@@ -228,21 +228,19 @@ def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Pat
     """Repeat what the arguments name, and state the result in `claims` if there is a key. Returns the exit status."""
     if key and not has_own_lock():
         raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+    if key:  # what is stated is read before any stage runs
+        config = params.load()
+        tests = stages(config, dvc_lock.read(), arguments.stage)
+        if arguments.audit is not None:
+            tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
+        drafts = [statement.make(config, programs.last_commit(), tests, passed) for passed in (False, True)]
     if arguments.audit is None:
         status = verify(arguments.stage, arguments.address is not None)
     else:
-        if arguments.address is not None:
-            print(f"verify: somebody's code runs {container.describe('')}", flush=True)
-        seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
         status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
     if key:
-        config = params.load()
-        if arguments.audit is None:
-            tests = stages(config, dvc_lock.read(), arguments.stage)
-        else:
-            tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
-        line = statement.sign(statement.make(config, programs.last_commit(), tests, passed=status == 0), key)
-        statement.add(line, claims)
+        statement.add(statement.sign(drafts[status == 0], key), claims)
         print(f"verify: {claims} has a signed statement of this")
     return status
 

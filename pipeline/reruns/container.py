@@ -1,13 +1,15 @@
-"""Runs the stages of a work copy in a container of the project's image, which sees that copy and little else."""
+"""Runs the stages of a work copy in a container of the project's image, which can write to that copy alone."""
 
 import os
+import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.base.errors import Fault, UserError
+from pipeline.config.params import Params
 from pipeline.reruns.runner import Job
-from pipeline.versioning import run_cache
+from pipeline.versioning import integrity, run_cache
 
 VARIABLE, IMAGE = "PERENNIAL_IMAGE", "perennial"  # as docker/compose.yaml has them
 CONFINED = ("--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=8192")
@@ -15,13 +17,18 @@ TEMPORARY = ("--tmpfs=/tmp", "--tmpfs=/var/tmp", "--shm-size=1g")
 
 
 def image() -> str:
-    """The name of the project's image, if Docker has it here; else empty."""
+    """The name of the project's image, if Docker has it here; else empty.
+
+    Raises UserError if PERENNIAL_IMAGE names another one, which Docker does not have, or cannot be asked for.
+    """
     name = os.environ.get(VARIABLE, IMAGE)
-    try:
-        done = subprocess.run(["docker", "image", "inspect", name], capture_output=True, check=False)
-    except OSError:  # there is no docker
-        return ""
-    return "" if done.returncode else name
+    command = ["docker", "image", "inspect", name]
+    if shutil.which(command[0]) and not subprocess.run(command, capture_output=True, check=False).returncode:
+        return name
+    if VARIABLE in os.environ:
+        reason = f"{' '.join(command)} does not find it"
+        raise UserError(Fault(VARIABLE, name, "machine", reason, remedy=f"make image, or without it: unset {VARIABLE}"))
+    return ""
 
 
 def describe(image: str) -> str:
@@ -29,17 +36,21 @@ def describe(image: str) -> str:
     return f"in a container of the image {image}" if image else "here, as your user"
 
 
-def inside(job: Job, image: str, folders: Sequence[Path], device: str) -> Job:
-    """A job whose DVC runs in a container of an image, which can write to its folder and to `folders`.
+def inside(job: Job, image: str, project: Path, config: Params) -> Job:
+    """A job whose DVC runs in a container of an image, which can write to the work copy, the archives and DVC's cache.
 
-    `device`: train.device. PERENNIAL_NETWORK names the network, as for docker/compose.yaml.
+    `project`: the folder that the work copy is of; its other files can be read. PERENNIAL_NETWORK names the network, as
+    for docker/compose.yaml.
     """
-    here = job.folder.absolute()
-    mounts = [f"--volume={folder.absolute()}:{folder.absolute()}" for folder in (here, *folders)]
+    here, cache, archives = job.folder.absolute(), integrity.cache_folder(), Path(config.paths.archives)
+    (cache / "runs").mkdir(parents=True, exist_ok=True)
+    writable = [here, *(project / path for path in (cache, archives))]
+    mounts = [f"--volume={path}:{path}" for path in writable]
+    mounts += [f"--volume={path}:{path}:ro" for path in (project, run_cache.__file__)]
     command = [
-        "docker", "run", *CONFINED, *TEMPORARY, *mounts, f"--volume={run_cache.__file__}:{run_cache.__file__}:ro",
+        "docker", "run", *CONFINED, *TEMPORARY, *mounts,
         f"--user={os.getuid()}:{os.getgid()}", f"--workdir={here}", *(f"--env={name}" for name in job.environ),
-        f"--network={os.environ.get('PERENNIAL_NETWORK', 'bridge')}", *(["--gpus=all"] if device == "cuda" else []),
-        image, "python",
+        f"--network={os.environ.get('PERENNIAL_NETWORK', 'bridge')}",
+        *(["--gpus=all"] if config.train.device == "cuda" else []), image, "python",
     ]  # fmt: skip
     return replace(job, python=tuple(command))

@@ -71,10 +71,8 @@ def lock_differences(config: Params, stage_hashes: StageHashes, unneeded: set[st
     Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
     `commit_differences`: tracked files are as in the commit.
     """
-    stale, changed = _stage_differences(
-        json.loads(programs.dvc("status", "--json", remedy=NOT_DVCS)), stage_hashes, _data(config, stage_hashes)
-    )
-    data = json.loads(programs.dvc("data", "status", "--granular", "--json", remedy=NOT_DVCS))
+    stale, changed = _stage_differences(_ask("status", "--json"), stage_hashes, _data(config, stage_hashes))
+    data = _ask("data", "status", "--granular", "--json")
     for how, paths in data.get("uncommitted", {}).items():
         # DVC lists a changed folder and its changed files, but for a missing folder only the folder.
         missing = set() if how == "modified" else {path.rstrip("/") for path in paths if path.endswith("/")}
@@ -92,6 +90,11 @@ def lock_differences(config: Params, stage_hashes: StageHashes, unneeded: set[st
             if not _is_or_inside(path.rstrip("/"), unneeded)
         ),
     ]
+
+
+def _ask(*words: str) -> dict[str, Any]:
+    """What DVC says in JSON. Raises UserError if it cannot read this folder's files."""
+    return dict(json.loads(programs.dvc(*words, remedy=NOT_DVCS, kind="damaged")))
 
 
 def _data(config: Params, stage_hashes: StageHashes) -> set[str]:

@@ -43,6 +43,12 @@ def _user_folders(config: Params) -> list[str]:
     return [path for path in (config.paths.inbox, config.paths.pretrained) if not Path(path).is_absolute()]
 
 
+def user_files(config: Params) -> list[str]:
+    """The files of the commit with which DVC versions the user's own photos and weights."""
+    patterns = [f"{folder}/*.dvc" for folder in _user_folders(config)]
+    return programs.output("git", "ls-files", "-z", "--", *patterns).split("\0")[:-1] if patterns else []
+
+
 def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:
     """Make the folder a work copy of the commit, with other params, and without inputs. `keep`: as for work copies.
 
@@ -57,8 +63,7 @@ def bring_inputs(copy: WorkCopy, stage_hashes: StageHashes, stages: Collection[s
     outs = {path for name in stage_hashes if name not in stages for path in stage_hashes[name]["outs"]}
     inputs = sorted(outs & {path for name in stages for path in stage_hashes[name]["deps"]})
     if not WITHOUT_PHOTOS.issuperset(stages):
-        user_files = (f"{folder}/*.dvc" for folder in _user_folders(copy.config))
-        inputs += programs.output("git", "ls-files", "-z", "--", *user_files).split("\0")[:-1]
+        inputs += user_files(copy.config)
     if inputs:
         programs.dvc("checkout", *inputs, cwd=copy.folder, environ={**programs.environment(), **variables(copy)})
     return inputs

@@ -19,7 +19,7 @@ from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
-from pipeline.reruns import repetition
+from pipeline.reruns import comparison, repetition
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.training import claim
 from pipeline.training.claim import Claim
@@ -138,7 +138,8 @@ def audit(
             print(f"\nverify: differs: {claim.state_file(kept[-1])}, the state after the last epoch")
             return DIFFERENT
         outs = stage_hashes["train"]["outs"]
-        differing = [path for path, md5 in outs.items() if files.md5(copy.folder / path) != md5]
+        hashes = comparison.read_hashes(outs, copy.folder)
+        differing = [path for path, md5 in outs.items() if hashes.get(path) != md5]
     if differing:
         print(f"\nverify: differs: {', '.join(differing)}: not what the state after the last epoch gives")
         return DIFFERENT

@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, Kind, UserError
 
 TEMPORARY = Path(".dvc/tmp")  # DVC's own working files: Git and DVC ignore it
 
@@ -25,10 +26,16 @@ def environment() -> dict[str, str]:
     return environ
 
 
-def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
+def output(
+    *command: str,
+    cwd: Path | None = None,
+    environ: dict[str, str] | None = None,
+    remedy: str = "",
+    kind: Kind = "failed",
+) -> str:
     """The standard output of a command.
 
-    Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
+    Raises UserError with its last line of stderr, and with `remedy` and `kind`, if the command fails.
     """
     result = subprocess.run(
         command, cwd=cwd, env=environ or environment(), capture_output=True, check=False, text=True,
@@ -39,13 +46,13 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
         lines = [line for line in result.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
-        raise UserError(Fault(program, f"exit status {result.returncode}", "failed", lines[-1], remedy=remedy))
+        raise UserError(Fault(program, f"exit status {result.returncode}", kind, lines[-1], remedy=remedy))
     return result.stdout
 
 
-def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
-    """The standard output of DVC, which imports nothing from this folder (-P). Raises UserError as `output` does."""
-    return output(sys.executable, "-P", "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)
+def dvc(*arguments: str, **options: Any) -> str:
+    """The standard output of DVC, which imports nothing from this folder (-P). `options`, errors: those of `output`."""
+    return output(sys.executable, "-P", "-m", "dvc", *arguments, **options)
 
 
 def code_version(*pathspecs: str, cwd: Path | None = None) -> str:

@@ -29,11 +29,14 @@ def lock() -> None:
 
 
 def _exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of StageCache that holds the lock while it runs."""
+    """A method of StageCache that holds the lock while it runs. Without a run cache there is nothing to lock."""
 
     @functools.wraps(method)
     def locked(cache: Any, *arguments: Any, **options: Any) -> Any:
-        Path(cache.cache_dir).mkdir(parents=True, exist_ok=True)
+        if method.__name__ == "save":
+            Path(cache.cache_dir).mkdir(parents=True, exist_ok=True)
+        elif not Path(cache.cache_dir).is_dir():
+            return method(cache, *arguments, **options)
         folder = os.open(cache.cache_dir, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
