@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,17 @@ def state(folder: Path) -> tuple[str, str]:
     return call(folder, "git", "status", "--porcelain").stdout, call(folder, "git", "diff", "HEAD").stdout
 
 
-def finish_sweep(folder: Path, *words: str) -> str:
-    """What a sweep says that runs to its end. It leaves no copy, no checkpoint of a finished trial, and the user's
-    folder as it was.
+def finish_sweep(folder: Path, *words: str, failed: Sequence[str] = ()) -> str:
+    """What a sweep says that runs to its end. `failed`: the trials that fail. It leaves no copy, no checkpoint of a
+    finished trial, and the user's folder as it was.
     """
     before = state(folder)
     done = call(folder, *COMMAND, *words)
-    assert not [row["trial"] for row in rows(folder) if row["state"]], done.stdout
+    assert [row["trial"] for row in rows(folder) if row["state"]] == [*failed], done.stdout
     assert state(folder) == before
     assert [path.name for path in (folder / trial_copies.FOLDER).glob("*/")] == [trial_copies.RESULTS.name]
     runs = {path.parent.name for path in folder.glob("runs/*/*checkpoint.pt")}
-    assert not [run for run in runs for row in rows(folder) if f"-{row['experiment']}-" in run]
+    assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-{row['experiment']}-" in run]
     return done.stdout
 
 
@@ -215,7 +215,7 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     assert running.wait() == STOPPED
     assert not studies.processes_in(copies)
     assert state(folder) == before
-    stdout = finish_sweep(folder)
+    stdout = finish_sweep(folder, failed=["1"])
     assert "the loss of step " in stdout
     assert [(row["rank"], row["trial"], row["state"]) for row in rows(folder)] == [("1", "2", ""), ("", "1", "failed")]
 
