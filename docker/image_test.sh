@@ -18,7 +18,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=docker/lab/engine.sh
 . docker/lab/engine.sh
 
-readonly NEEDED_GB=25 STRANGER=12345:12345 # a user whom /etc/passwd does not know
+readonly NEEDED_GB=30 STRANGER=12345:12345 # a user whom /etc/passwd does not know
 APEX_SRC=${APEX_SRC:-}
 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
 if [[ -x $CUDA_HOME/bin/nvcc ]]; then BASES=${BASES:-stand-in}; else BASES=${BASES:-pinned}; fi

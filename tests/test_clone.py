@@ -1,21 +1,21 @@
 """`perennial verify --from` repeats what somebody else has published, and refuses what was tampered with."""
 
 import hashlib
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
 from pipeline.config import document
+from pipeline.config.machine import PROJECT
+from pipeline.config.params import Params
+from pipeline.reruns import clone, container
+from pipeline.reruns.runner import Job
 from pipeline.versioning import dvc_lock
-from tests.conftest import PROJECT
-from tests.helpers.projects import call, commit, edited
+from tests.helpers.projects import call, commit, edited, verify
 
 AGAIN = pytest.mark.slow("Git and DVC for each of them; make test has one of each exit status")
 REPEATS = pytest.mark.slow("every stage under DVC; make test refuses what is refused before a stage runs")
@@ -29,32 +29,28 @@ def published(finished: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def verify(address: object, *words: str) -> subprocess.CompletedProcess[str]:
-    """What `perennial verify --from` in this project says of an address."""
-    command = [sys.executable, "-m", "pipeline", "verify", f"--from={address}", *words]
-    return subprocess.run(command, cwd=PROJECT, env={**os.environ}, capture_output=True, text=True, check=False)
+@pytest.fixture
+def checker(finished: Path, tmp_path: Path) -> Path:
+    """Somebody's own project, in which `perennial verify --from` is called."""
+    (tmp_path / "temporary").mkdir()
+    call(finished, "git", "clone", "--quiet", str(finished), str(tmp_path / "checker"))
+    return tmp_path / "checker"
 
 
 @REPEATS
-def test_a_published_run_is_repeated_and_signed(published: Path, tmp_path: Path) -> None:
+def test_a_published_run_is_repeated_and_signed(published: Path, checker: Path) -> None:
     """Nobody needs its outputs. Its code is compared with this project's. The clone is removed."""
-    call(tmp_path, "openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem")
-    call(tmp_path, "openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub")
-    own = shutil.copytree(published, tmp_path / "own", symlinks=True)
-    command = [sys.executable, "-m", "pipeline", "verify", "--from", str(published), "--sign", "../key.pem"]
-    done = subprocess.run(
-        command, cwd=own, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+    call(checker, "openssl", "genpkey", "-algorithm", "ed25519", "-out", "../key.pem")
+    call(checker, "openssl", "pkey", "-in", "../key.pem", "-pubout", "-out", "../key.pub")
+    done = verify(checker, f"--from={published}", "--sign", "../key.pem")
     assert done.returncode == 0, done.stderr
     assert "its code is that of this project here" in done.stdout
-    outs = [out for hashes in dvc_lock.read(own / dvc_lock.LOCK).values() for out in hashes["outs"]]
+    outs = [out for hashes in dvc_lock.read(published / dvc_lock.LOCK).values() for out in hashes["outs"]]
     lines = done.stdout.splitlines()
     assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
-    assert not list(tmp_path.glob("perennial-*"))
-    checked = call(
-        own, sys.executable, "-m", "pipeline", "verify", "--statement", "claims.jsonl", "--key", "../key.pub"
-    )
-    assert "PASSED: download; split; " in checked.stdout
+    stated = verify(checker, "--statement", "claims.jsonl", "--key", "../key.pub")
+    assert stated.returncode == 0, stated.stderr
+    assert "PASSED: download; split; " in stated.stdout
 
 
 def other_hash(project: Path) -> None:
@@ -65,11 +61,11 @@ def other_hash(project: Path) -> None:
 
 
 @REPEATS
-def test_a_false_claim_differs(published: Path) -> None:
+def test_a_false_claim_differs(published: Path, checker: Path) -> None:
     """Although its code is this project's."""
     other_hash(published)
     commit(published)
-    done = verify(published)
+    done = verify(checker, f"--from={published}")
     assert done.returncode == DIFFERENT, done.stderr
     assert "verify: differs: models/model.json" in done.stdout
 
@@ -89,11 +85,11 @@ def without_a_run(project: Path) -> None:
 
 
 @REPEATS
-def test_outputs_in_the_commit_are_no_result(published: Path) -> None:
+def test_outputs_in_the_commit_are_no_result(published: Path, checker: Path) -> None:
     """They are removed before the stages run, so a stage that does not run has none."""
     without_a_run(published)
     commit(published)
-    done = verify(published)
+    done = verify(checker, f"--from={published}")
     assert done.returncode in (1, DIFFERENT, NOT_HERE), done.stdout
     assert "every output is as" not in done.stdout
 
@@ -190,37 +186,63 @@ def cut(project: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_repository_that_cannot_be_checked_is_refused(
-    published: Path, tamper: Callable[[Path], None], key: str, status: int
+    published: Path, checker: Path, tamper: Callable[[Path], None], key: str, status: int
 ) -> None:
     """Before any of its stages runs. The fault has its key."""
     tamper(published)
     commit(published)
-    done = verify(published)
+    done = verify(checker, f"--from={published}")
     assert done.returncode == status, done.stderr
     assert any(line.startswith(f"verify: {key}: ") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_what_is_not_there_is_refused(published: Path, tmp_path: Path) -> None:
-    """No repository, an address that is an option, no such revision."""
-    for address, words, key in (
-        (tmp_path / "nothing", (), "git clone"), ("--upload-pack=true", (), "git clone"),
-        (published, ("--rev", "none"), "--rev"),
+def test_what_is_not_there_is_refused(published: Path, checker: Path) -> None:
+    """No repository, and no such revision."""
+    for words, key, status in (
+        (("--from=../nothing",), "git clone ", NOT_HERE), ((f"--from={published}", "--rev", "none"), "--rev: ", 1)
     ):  # fmt: skip
-        done = verify(f"{address}", *words)
-        assert done.returncode in (1, NOT_HERE)
+        done = verify(checker, *words)
+        assert done.returncode == status
         assert f"verify: {key}" in done.stderr
 
 
+def test_an_address_is_no_option(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the name of an option is cloned. The current folder is the clone, and afterwards that of before."""
+    published.rename(published.with_name("--bare"))
+    monkeypatch.chdir(published.parent)
+    with clone.of("--bare", "HEAD"):
+        assert dvc_lock.LOCK.is_file()
+    assert Path.cwd() == published.parent
+
+
 @AGAIN
-def test_an_image_that_is_asked_for_has_to_be_there(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_asked_for_has_to_be_there(
+    published: Path, checker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing runs on the host instead."""
-    monkeypatch.setenv("PERENNIAL_IMAGE", "no-such-image")
-    done = verify(published)
+    monkeypatch.setenv(container.VARIABLE, "no-such-image")
+    done = verify(checker, f"--from={published}")
     assert done.returncode == NOT_HERE
-    assert "verify: PERENNIAL_IMAGE: no-such-image" in done.stderr
+    assert f"verify: {container.VARIABLE}: no-such-image" in done.stderr
 
 
-def test_what_a_stage_could_import_is_named(published: Path) -> None:
+def test_the_container_is_as_confined_as_the_projects_own(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the limits of docker/compose.yaml. It can write to the work copy, DVC's cache and the archives alone."""
+    monkeypatch.chdir(published)
+    words = container.inside(Job("a", published / "copy", ()), "image", published, Params()).python
+    service = YAML(typ="safe", pure=True).load(PROJECT / "docker/compose.yaml")["services"]["repro-cpu"]
+    limits = {
+        "--read-only", *(f"--cap-drop={each}" for each in service["cap_drop"]),
+        *(f"--security-opt={each}" for each in service["security_opt"]), f"--pids-limit={service['pids_limit']}",
+        *(f"--tmpfs={each}" for each in service["tmpfs"]), f"--shm-size={service['shm_size']}", "--memory=0",
+    }  # fmt: skip
+    assert limits <= set(words)
+    folders = [word.removeprefix("--volume=").split(":") for word in words if word.startswith("--volume=")]
+    writable = {Path(source).relative_to(published).as_posix() for source, _, *mode in folders if mode != ["ro"]}
+    assert writable == {"copy", ".dvc/cache", "data/archives"}
+
+
+def test_what_a_stage_could_import_is_named(published: Path, checker: Path) -> None:
     """Files beside the code that hide a library, in a branch. DVC itself imports none of them."""
     call(published, "git", "checkout", "--quiet", "-b", "tampered")
     (published / "torch.py").write_text("raise SystemExit(1)\n")
@@ -228,7 +250,7 @@ def test_what_a_stage_could_import_is_named(published: Path) -> None:
     edited("params.yaml", "device: cpu", "device: cuda")(published)
     commit(published)
     call(published, "git", "checkout", "--quiet", "-")
-    done = verify(published, "--rev", "tampered")
+    done = verify(checker, f"--from={published}", "--rev", "tampered")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("verify: commit "))
     assert "dvc.py, torch.py" in line
     assert done.returncode == NOT_HERE  # the GPU

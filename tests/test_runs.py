@@ -9,6 +9,7 @@ import pytest
 from pipeline.base import locks
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.config.machine import LOCKED_PACKAGES
 from pipeline.config.params import Params
 from pipeline.reruns import comparison
 from pipeline.training import provenance, runs
@@ -68,7 +69,7 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
     run = find_run(config, DIGEST)
     board = run.board
     assert board == tmp_path / "runs/resnet18-fp32-single-calm-01234567"
-    for needed in (Path(config.paths.models) / "model.safetensors", provenance.LOCKED_PACKAGES):
+    for needed in (Path(config.paths.models) / "model.safetensors", LOCKED_PACKAGES):
         needed.parent.mkdir()
         needed.touch()
     with run.lock():

@@ -110,7 +110,7 @@ def flip(output: str, inside: str = "") -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "found"),
+    ("damage", "expected"),
     [
         (flip("models/model.onnx"), {("export", "output", "models/model.onnx")}),
         (flip("data/packed", "images.npy"), {("prepare", "output", "data/packed")}),
@@ -125,13 +125,13 @@ def flip(output: str, inside: str = "") -> Callable[[Path], None]:
     ],
     ids=["file", "file of a folder", "list of a folder", "metric", "input", "param", "command"],
 )  # fmt: skip
-def test_what_is_not_as_recorded_is_found(
-    folder: Path, damage: Callable[[Path], None], found: set[tuple[str, str, str]]
+def test_what_is_not_as_recorded_is_named(
+    folder: Path, damage: Callable[[Path], None], expected: set[tuple[str, str, str]]
 ) -> None:
-    """A changed byte of the cache or of another file, another param, another command: exactly this is found."""
+    """A changed byte of the cache or of another file, another param, another command: exactly this is named."""
     damage(folder)
     restore()
-    assert {difference for difference in differences() if difference[1] != "stage"} == found
+    assert {difference for difference in differences() if difference[1] != "stage"} == expected
 
 
 @pytest.mark.slow("a whole pipeline; make test reads its outputs from the cache, and runs the stages under DVC")

@@ -26,7 +26,7 @@ from pipeline.config.params import Params
 from pipeline.data import originals
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
-LOCK, TESTS = Path("requirements/lock.txt"), Path("requirements/test.txt")
+TESTS = Path("requirements/test.txt")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
     yield dvc()
-    yield packages(LOCK.read_text(), TESTS.read_text())
+    yield packages(machine.LOCKED_PACKAGES.read_text(), TESTS.read_text())
 
 
 def driver(config: Params, version: int, runtime: str) -> Finding:
@@ -201,7 +201,7 @@ def packages(lock: str, tests: str) -> Finding:
     fault = ""
     if different:
         fault = f"{', '.join(different)}: install the locked versions: make -B setup, or make image for the container"
-    return Finding("packages", f"{same} as in {LOCK}, {len(different)} not as locked", fault)
+    return Finding("packages", f"{same} as in {machine.LOCKED_PACKAGES}, {len(different)} not as locked", fault)
 
 
 def canonical_name(name: str) -> str:

@@ -83,8 +83,7 @@ class LockedRun:
 def verify(only: str | None, in_clone: bool = False) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing. Raises UserError if this folder is not clean, or if a
-    stage fails in the copy.
+    `in_clone`: the outputs may be missing. Raises UserError if this folder is not clean, or if a stage fails.
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not (has_own_lock() or in_clone):
         return verify_recorded(recorded, only)
@@ -93,7 +92,7 @@ def verify(only: str | None, in_clone: bool = False) -> int:
     config, stage_hashes = clone.checked() if in_clone else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
-    states = segments.claimed_states(history.parent) if history.is_file() or not in_clone else {}
+    states = segments.claimed_states(history.parent) if history.is_file() else {}
     return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone), stages, targets, *options)
 
 
@@ -131,7 +130,8 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     if locked_run.in_clone:
         errors.raise_if_any(faults)
         image = container.image()
-        print(f"verify: somebody's code runs {container.describe(image)}", flush=True)
+        where = f"in a container of the image {image}" if image else "here, as your user"
+        print(f"verify: somebody's code runs {where}", flush=True)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:

@@ -17,6 +17,7 @@ Apex = Literal["missing", "without amp", "without extensions", "usable"]
 PORTABLE_NEEDS = {"avx2": "AVX2", "fma": "FMA"}  # flag in /proc/cpuinfo → name; Intel since Haswell, AMD since Zen
 EXTENSIONS = ("amp_C", "apex_C", "syncbn")
 PROJECT = Path(__file__).resolve().parents[2]
+LOCKED_PACKAGES = Path("requirements/lock.txt")  # in the project's folder
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a device [CUDA driver API, CUdevice_attribute]
 # Only in the container's image: the SHA-256 of each file that it was built from (docker/environment.py).
 BUILT_FROM = Path("/opt/perennial/environment.json")

@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline.base import files, schema
 from pipeline.config import document, identity
+from pipeline.config.machine import LOCKED_PACKAGES
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
 
-LOCK = Path("requirements/lock.txt")
 MODEL = "the model, model.safetensors"
 COMPUTE_PACKAGES = (  # packages that decide bytes, in the order in which an image meets them
     "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
@@ -61,8 +61,8 @@ def _text(value: Any) -> str:
 
 def packages() -> list[tuple[str, str]]:
     """The name and the version of the packages that compute, from the lock."""
-    with schema.reading(LOCK, f"restore it: git checkout {LOCK}"):
-        lines = LOCK.read_text(encoding="utf-8").splitlines()
+    with schema.reading(LOCKED_PACKAGES, f"restore it: git checkout {LOCKED_PACKAGES}"):
+        lines = LOCKED_PACKAGES.read_text(encoding="utf-8").splitlines()
     versions: dict[str, list[str]] = {}
     for line in lines:
         if match := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", line):
@@ -79,6 +79,6 @@ def hashes(config: Params) -> list[tuple[str, str]]:
         ("its description, model.json", Path(paths.models) / "model.json"),
         ("the split, split.csv; it has a hash of each image", Path(paths.split)),
         *((name, Path(paths.metrics) / name) for name in metrics),
-        ("the locked packages, requirements/lock.txt", LOCK),
+        ("the locked packages, requirements/lock.txt", LOCKED_PACKAGES),
     ]
     return [(name, files.md5(path)) for name, path in named_paths]

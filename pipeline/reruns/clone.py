@@ -13,13 +13,12 @@ from pathlib import Path
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params, validity
+from pipeline.config.machine import LOCKED_PACKAGES, PROJECT
 from pipeline.config.params import Params
 from pipeline.reruns import folder, record, repetition
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
-PROJECT = Path(__file__).parents[2]  # of the checker
-LOCKED_PACKAGES = Path("requirements/lock.txt")
 BESIDE = ("*.py", "*/__init__.py", ".dvcignore", ".dvc/config")  # what a stage could import instead of a library; DVC's
 COMPILED = (".pyc", ".so", ".pth")
 LOCAL = (".dvc/config.local", ".dvc/tmp/", ".dvc/cache/")  # what DVC writes on one machine

@@ -11,9 +11,10 @@ from pipeline.config.params import Params
 from pipeline.reruns.runner import Job
 from pipeline.versioning import integrity, run_cache
 
-VARIABLE, IMAGE = "PERENNIAL_IMAGE", "perennial"  # as docker/compose.yaml has them
-CONFINED = ("--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=8192")
-TEMPORARY = ("--tmpfs=/tmp", "--tmpfs=/var/tmp", "--shm-size=1g")
+# As docker/compose.yaml has them, whose services see the whole project. A test compares them.
+VARIABLE, IMAGE = "PERENNIAL_IMAGE", "perennial"
+CONFINED = ("--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--pids-limit=8192")
+TEMPORARY = ("--tmpfs=/tmp", "--tmpfs=/var/tmp", "--shm-size=1gb")
 
 
 def image() -> str:
@@ -31,16 +32,11 @@ def image() -> str:
     return ""
 
 
-def describe(image: str) -> str:
-    """The words that say where stages run: in a container of this image, or here if it is empty."""
-    return f"in a container of the image {image}" if image else "here, as your user"
-
-
 def inside(job: Job, image: str, project: Path, config: Params) -> Job:
     """A job whose DVC runs in a container of an image, which can write to the work copy, the archives and DVC's cache.
 
-    `project`: the folder that the work copy is of; its other files can be read. PERENNIAL_NETWORK names the network, as
-    for docker/compose.yaml.
+    `project`: the folder that the work copy is of; its other files can be read. PERENNIAL_NETWORK and
+    PERENNIAL_MEMORY are as for docker/compose.yaml.
     """
     here, cache, archives = job.folder.absolute(), integrity.cache_folder(), Path(config.paths.archives)
     (cache / "runs").mkdir(parents=True, exist_ok=True)
@@ -51,6 +47,7 @@ def inside(job: Job, image: str, project: Path, config: Params) -> Job:
         "docker", "run", *CONFINED, *TEMPORARY, *mounts,
         f"--user={os.getuid()}:{os.getgid()}", f"--workdir={here}", *(f"--env={name}" for name in job.environ),
         f"--network={os.environ.get('PERENNIAL_NETWORK', 'bridge')}",
+        f"--memory={os.environ.get('PERENNIAL_MEMORY', '0')}",
         *(["--gpus=all"] if config.train.device == "cuda" else []), image, "python",
     ]  # fmt: skip
     return replace(job, python=tuple(command))

@@ -46,7 +46,7 @@ def _user_folders(config: Params) -> list[str]:
 def user_files(config: Params) -> list[str]:
     """The files of the commit with which DVC versions the user's own photos and weights."""
     patterns = [f"{folder}/*.dvc" for folder in _user_folders(config)]
-    return programs.output("git", "ls-files", "-z", "--", *patterns).split("\0")[:-1] if patterns else []
+    return programs.output("git", "ls-files", "-z", "--", *patterns).split("\0")[:-1]
 
 
 def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:

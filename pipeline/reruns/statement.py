@@ -29,7 +29,7 @@ from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock
 
 FILE = Path("metrics/claims.jsonl")
-Key = Ed25519PrivateKey
+Key = Ed25519PrivateKey  # this module alone imports cryptography
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://in-toto.io/attestation/test-result/v0.1"
 ALLOWED_KEY = "a file of PEM with an Ed25519 key: openssl genpkey -algorithm ed25519 -out key.pem; its public half: "

@@ -19,7 +19,6 @@ from pipeline.engine.world import World
 
 FILE = "provenance.json"
 PORTABLE_CPU = "x86-64 CPU with AVX2 and FMA"
-LOCKED_PACKAGES = Path("requirements/lock.txt")
 
 
 def versions() -> dict[str, str]:
@@ -67,7 +66,7 @@ def write(folder: Path, config: Params, world: World, start_time: float, images:
         {
             "model": files.md5(Path(config.paths.models) / "model.safetensors"),
             "git": {"commit": _git("rev-parse", "HEAD"), "changed": _git("status", "--porcelain").splitlines()},
-            "lock": files.sha256(LOCKED_PACKAGES),
+            "lock": files.sha256(machine.LOCKED_PACKAGES),
             "image": os.environ.get("PERENNIAL_IMAGE", ""),
             "host": socket.gethostname(),
             "platform": platform.platform(),
