@@ -4,9 +4,8 @@ import fcntl
 import os
 import shutil
 import signal
-import sys
 import tarfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -136,27 +135,35 @@ def hundreds() -> Path:
     return MINI
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project on drawn flowers, run by `perennial repro` and committed. One for all workers; tests copy it.
-
-    20 seconds of CPU: a whole pipeline under DVC.
-    """
-    from tests.helpers.projects import call, commit, create_project
-
+def made_once(tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], object]) -> Path:
+    """A folder that `make(folder)` fills, once for all workers. Tests copy it."""
     top = tmp_path_factory.getbasetemp()
     top = top.parent if "PYTEST_XDIST_WORKER" in os.environ else top
-    project = top / "finished/project"
-    with (top / "finished.lock").open("w") as lock:
+    folder = top / make.__name__
+    with (top / f"{make.__name__}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (top / "finished/done").exists():
-            shutil.rmtree(top / "finished", ignore_errors=True)  # of a worker that could not finish it
-            drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
-            create_project(project, **drawn, split__phash_distance=0)
-            call(project, sys.executable, "-m", "pipeline", "repro")
-            commit(project)
-            (top / "finished/done").touch()
-    return project
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that could not finish it
+            folder.mkdir()
+            make(folder / "project")
+            (folder / "done").touch()
+    return folder / "project"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project on drawn flowers, run by `perennial repro` and committed: 20 seconds of CPU. Tests copy it."""
+    from tests.helpers.projects import finish_project
+
+    return made_once(tmp_path_factory, finish_project)
+
+
+@pytest.fixture(scope="session")
+def with_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an untrained model of three classes after evaluate and export. Tests copy it."""
+    from tests.helpers.evaluations import export_model
+
+    return made_once(tmp_path_factory, export_model)
 
 
 @pytest.fixture(scope="module")

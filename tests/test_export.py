@@ -25,32 +25,17 @@ from pipeline.models.description import Description, View
 from pipeline.stages import export
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import starts
-from tests.helpers.evaluations import CLASSES, append, config_of, make, run
+from tests.helpers.evaluations import CLASSES, append, config_of
 from tests.helpers.refusals import refuses
 
 OUTPUTS = ("models/model.onnx", "metrics/export.json")
 Change = Callable[[onnx.ModelProto], None]
 
 
-@pytest.fixture(scope="module")
-def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project's folder after export."""
-    folder = tmp_path_factory.mktemp("export")
-    make(folder)
-    assert run(folder, processes=1).returncode == 0
-    done = call(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    return folder
-
-
-def call(folder: Path) -> Any:
-    return starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder)
-
-
 @pytest.fixture
-def copy(exporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copy(with_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of that folder, as the working folder. In this process the model is not written again, which is slow."""
-    shutil.copytree(exporting, tmp_path / "another")
+    shutil.copytree(with_onnx, tmp_path / "another")
     monkeypatch.chdir(tmp_path / "another")
     monkeypatch.setattr(onnx_export, "content", content_with(lambda model: None))
     return tmp_path / "another"
@@ -62,31 +47,32 @@ def model_of(name: str, side: int = 64) -> tuple[exported.ExportedModel, Descrip
     return model, Description(name, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
 
 
-def test_every_test_image_gets_its_class_in_onnxruntime(exporting: Path) -> None:
+def test_every_test_image_gets_its_class_in_onnxruntime(with_onnx: Path) -> None:
     """Nothing but the file and NumPy is needed: classes and view are in its metadata, and it normalizes by itself."""
-    session = onnxruntime.InferenceSession(exporting / OUTPUTS[0], providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(with_onnx / OUTPUTS[0], providers=["CPUExecutionProvider"])
     notes = session.get_modelmeta().custom_metadata_map
     assert tuple(json.loads(notes["classes"])) == CLASSES
     assert json.loads(notes["view"]) == {"crop": 32, "fit": "none", "grey": "full", "packed_size": 40, "resize": 36}
-    config = config_of(exporting)
+    config = config_of(with_onnx)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    rows = files.read_csv(exporting / "metrics/predictions.csv")
-    model = onnx_file.load(exporting / OUTPUTS[0], 1)
+    rows = files.read_csv(with_onnx / "metrics/predictions.csv")
+    model = onnx_file.load(with_onnx / OUTPUTS[0], 1)
     probabilities = onnx_check.onnx_probabilities(model, data, data.rows("test"), batch_size=7)
     assert [CLASSES[best] for best in probabilities.argmax(1)] == [row["prediction"] for row in rows]
-    report = json.loads((exporting / OUTPUTS[1]).read_text())
+    report = json.loads((with_onnx / OUTPUTS[1]).read_text())
     assert (report["images"], report["near_ties"], report["probabilities_differ_less_than"]) == (23, 0, 1e-4)
     (shape,) = (value.shape for value in session.get_inputs())
     assert shape == ["batch", 3, 32, 32]
 
 
-def test_another_folder_gets_the_same_bytes(exporting: Path, copy: Path) -> None:
+def test_another_folder_gets_the_same_bytes(with_onnx: Path, copy: Path) -> None:
     """No path, no version and no time is in the file."""
     for name in OUTPUTS:
         Path(name).unlink()
-    assert call(copy).returncode == 0
+    done = starts.run([sys.executable, "-m", "pipeline", "export"], cwd=copy)
+    assert (done.returncode, done.stderr) == (0, "")
     for name in OUTPUTS:
-        assert files.sha256(copy / name) == files.sha256(exporting / name), name
+        assert files.sha256(copy / name) == files.sha256(with_onnx / name), name
     content = (copy / OUTPUTS[0]).read_bytes()
     for word in (str(PROJECT), str(copy), ".py", "torch", "pipeline"):
         assert word.encode() not in content, word
@@ -241,11 +227,11 @@ def test_what_is_no_model_is_refused(tmp_path: Path, make_file: Callable[[Path],
 
 
 @pytest.fixture
-def changed_file(exporting: Path, tmp_path: Path) -> Callable[[Change], Path]:
+def changed_file(with_onnx: Path, tmp_path: Path) -> Callable[[Change], Path]:
     """Writes the model with a change."""
 
     def write(change: Change) -> Path:
-        model = onnx.load(exporting / OUTPUTS[0])
+        model = onnx.load(with_onnx / OUTPUTS[0])
         change(model)
         onnx.save(model, tmp_path / "changed.onnx")
         return tmp_path / "changed.onnx"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,10 @@ import torch
 from benchmarks.harness import workspace
 from benchmarks.harness.workspace import STAGES
 from pipeline.models import pretrained
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.faults import plan
 from tests.faults.watched_run import left_in
 from tests.helpers import starts
-from tests.helpers.projects import stages_folder
 from tests.helpers.trainings import digests
 
 EACH = pytest.mark.slow("the same for each stage; make test has one or two stages")
@@ -44,23 +44,10 @@ def outputs(folder: Path) -> dict[str, str]:
     return digests(folder, "data", "models", "metrics", "reports")
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every stage run once on drawn images, training on two processes."""
-    folder = stages_folder(
-        tmp_path_factory.mktemp("done"), data__source="synthetic", data__synthetic={"count": 60, "size": 48},
-        split__phash_distance=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,
-        split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
-    )  # fmt: skip
-    for stage in STAGES:
-        end = run(folder, stage)
-        assert end.returncode == 0, end.stderr
-    return folder
-
-
-def copy(done: Path, folder: Path) -> Path:
-    """The finished run, in a folder of its own."""
-    shutil.copytree(done, folder, symlinks=True)
+def copy(project: Path, folder: Path, **changes: Any) -> Path:
+    """A finished project in a folder of its own, with changed params: without DVC's cache, which is as large again."""
+    shutil.copytree(project, folder, symlinks=True, ignore=shutil.ignore_patterns("cache"))
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
     return folder
 
 
@@ -68,12 +55,12 @@ EVERY_STAGE = ("download", "split", "prepare", "weights", "evaluate", "export", 
 
 
 @pytest.mark.parametrize("stage", ["prepare", *(pytest.param(s, marks=EACH) for s in EVERY_STAGE if s != "prepare")])
-def test_a_killed_stage_ends_with_the_same_bytes(done: Path, tmp_path: Path, stage: str) -> None:
+def test_a_killed_stage_ends_with_the_same_bytes(finished: Path, tmp_path: Path, stage: str) -> None:
     """A stage that is killed at any moment leaves complete outputs or none; the next run writes the same bytes.
 
     10 seconds: four starts of Python with torch, the first of them to see how long a start takes.
     """
-    folder, source = copy(done, tmp_path / "killed"), random.Random(stage)
+    folder, source = copy(finished, tmp_path / "killed"), random.Random(stage)
     before, began = outputs(folder), time.monotonic()
     subprocess.run(command(stage), cwd=folder, capture_output=True, check=True)
     seconds = time.monotonic() - began
@@ -120,9 +107,9 @@ def fill(disk: Path, leave: int) -> Path:
         pytest.param("split", "split.csv", marks=EACH),
     ],
 )  # fmt: skip
-def test_a_full_disk_is_named_and_costs_nothing(done: Path, disk: Path, stage: str, output: str) -> None:
+def test_a_full_disk_is_named_and_costs_nothing(finished: Path, disk: Path, stage: str, output: str) -> None:
     """One line names the output and the free space. Earlier outputs do not change. With enough space it runs."""
-    folder = copy(done, disk / "w")
+    folder = copy(finished, disk / "w")
     before = outputs(folder)
     filler = fill(disk, 4096)
     full = run(folder, stage)
@@ -150,9 +137,10 @@ def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Pat
 @pytest.mark.slow("two trainings of two processes; make test fills the disk of another stage")
 @needs_root
 @pytest.mark.parametrize(("leave", "output"), [(40, "checkpoint.pt"), (110, "models/model.safetensors")])
-def test_a_disk_that_is_full_while_training_is_named(done: Path, disk: Path, leave: int, output: str) -> None:
+def test_a_disk_that_is_full_while_training_is_named(finished: Path, disk: Path, leave: int, output: str) -> None:
     """If the checkpoint or the export has no space: one line, no incomplete file, and the next run goes on."""
-    folder = copy(done, disk / "w")
+    folder = copy(finished, disk / "w", train__model="resnet18", train__parallel="ddp", run__processes=2)
+    assert run(folder, "train").returncode == 0
     before = outputs(folder)
     model_files = [folder / "models" / name for name in ("model.safetensors", "model.json", "config.json")]
     for path in model_files:
@@ -177,9 +165,9 @@ def test_a_disk_that_is_full_while_training_is_named(done: Path, disk: Path, lea
 @pytest.mark.parametrize(
     "stage", [stage if stage in ("split", "train") else pytest.param(stage, marks=EACH) for stage in STAGES]
 )
-def test_a_workspace_that_is_read_only_is_named(done: Path, disk: Path, stage: str) -> None:
+def test_a_workspace_that_is_read_only_is_named(finished: Path, disk: Path, stage: str) -> None:
     """One line per process that cannot start, and the outputs do not change."""
-    folder = copy(done, disk / "w")
+    folder = copy(finished, disk / "w", train__parallel="ddp", run__processes=2)
     before = outputs(folder)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     refused = run(folder, stage)
@@ -216,9 +204,9 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
 
 
 @needs_root
-def test_a_workspace_of_somebody_else_is_named(done: Path) -> None:
+def test_a_workspace_of_somebody_else_is_named(finished: Path) -> None:
     """A user without write access gets one line."""
-    refused = as_a_stranger(done, command("prepare"))
+    refused = as_a_stranger(finished, command("prepare"))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("prepare: data/.packed.partial: ")

@@ -31,7 +31,11 @@ from tests.helpers.trainings import (
     wait_for_epoch,
 )
 
-TWO: dict[str, Any] = {**LONG, "train__parallel": "ddp", "run__processes": 2}
+# With a state of the optimizer and of the average.
+TWO: dict[str, Any] = {
+    **LONG, "train__parallel": "ddp", "run__processes": 2, "train__optimizer": "adamw", "train__lr": 0.001,
+    "train__ema_decay": 0.9, "train__export": "ema",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pipeline.evaluation import classify
 from pipeline.evaluation.classify import Request
 from tests.conftest import PROJECT
 from tests.helpers import starts
-from tests.helpers.evaluations import make, run
+from tests.helpers.evaluations import config_of
 
 MODELS = {"resnet18": 32, "mobilenet_v3_small": 64, "convnext_tiny": 64, "efficientnet_b0": 64,
           "timm/vit_tiny_patch16_224": 224}  # fmt: skip
@@ -35,12 +35,9 @@ def test_an_answer_has_the_same_bits_in_every_batch(model: str) -> None:
     assert len(digests) == 1
 
 
-def test_predict_gives_a_photo_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_gives_a_photo_one_answer(with_onnx: Path) -> None:
     """Alone, in two orders, and twice in one request, by torch and by ONNX: the same probabilities, bit for bit."""
-    monkeypatch.chdir(tmp_path)
-    config, refusals = make(tmp_path), list[UserError]()
-    assert run(tmp_path, processes=1).returncode == 0
-    starts.run([sys.executable, "-m", "pipeline", "export"], cwd=tmp_path, check=True)
+    config, refusals = config_of(with_onnx), list[UserError]()
     photos = sorted(Path(config.paths.images).rglob("*.png"))[:9]
     for file in (classify.WEIGHTS, classify.ONNX):
 

@@ -27,24 +27,18 @@ from pipeline.base.text import visible
 from pipeline.commands import predict
 from pipeline.config import machine
 from pipeline.evaluation import classify, photos
-from pipeline.models import acceptance, description
+from pipeline.models import description
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
-from tests.helpers.evaluations import CLASSES, append, make, run
+from tests.helpers.evaluations import CLASSES, append
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
 
 @pytest.fixture(scope="module")
-def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exporting(with_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project's folder after evaluate and export."""
-    folder = tmp_path_factory.mktemp("predict")
-    make(folder)
-    assert run(folder, processes=1).returncode == 0
-    weights = files.sha256(folder / "models/model.safetensors")  # limits that give each image one class
-    acceptance.write(folder / "models", acceptance.make(weights, 0.95, [0.0] * 60, [1.0] * 60, len(CLASSES)))
-    starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder, check=True)
-    return folder
+    return shutil.copytree(with_onnx, tmp_path_factory.mktemp("predict") / "project", symlinks=True)
 
 
 @pytest.fixture

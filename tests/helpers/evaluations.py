@@ -15,7 +15,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed, split_table
 from pipeline.data.originals import Originals
-from pipeline.models import network
+from pipeline.models import acceptance, network
 from pipeline.stages import prepare
 from pipeline.training import results, state
 from tests.conftest import below, on_cpu, read_params, write_params
@@ -61,6 +61,17 @@ def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
     return starts.run(command, ranks=processes, cwd=folder)
+
+
+def export_model(folder: Path) -> None:
+    """Fill a folder as `make` does, evaluate the model, and export it with limits that give each image one class."""
+    folder.mkdir()
+    make(folder)
+    done = run(folder, processes=1)
+    assert done.returncode == 0, done.stderr
+    weights = files.sha256(folder / "models/model.safetensors")
+    acceptance.write(folder / "models", acceptance.make(weights, 0.95, [0.0] * 60, [1.0] * 60, len(CLASSES)))
+    starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder, check=True)
 
 
 def config_of(folder: Path) -> Params:

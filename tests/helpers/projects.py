@@ -21,6 +21,14 @@ def create_project(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def finish_project(folder: Path) -> None:
+    """A project on 60 drawn flowers, with the outputs of every stage, committed."""
+    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
+    create_project(folder, **drawn, split__phash_distance=0)
+    call(folder, sys.executable, "-m", "pipeline", "repro")
+    commit(folder)
+
+
 def stages_folder(folder: Path, **changes: Any) -> Path:
     """A folder without Git in which the stages can run: the code, these params, and no corrections."""
     folder.mkdir(exist_ok=True)
