@@ -16,7 +16,7 @@ def test_a_failed_operation_costs_a_line_and_nothing_else(monkeypatch: pytest.Mo
     """In split and prepare: no traceback, no partial output, no unreported file; the next run leaves no trace of it."""
     monkeypatch.chdir(PROJECT)
     with faults.workers() as process:
-        for stage, error, every in (("split", "EIO", 3), ("split", "KILL", 5), ("prepare", "EROFS", 8)):
+        for stage, error, every in (("split", "EIO", 6), ("split", "KILL", 10), ("prepare", "EROFS", 16)):
             row = process.ask(stage=stage, error=error, every=every)
             assert row["tried"] > 2
             assert {name: row[name] for name in faults.COUNTED} == dict.fromkeys(faults.COUNTED, 0), row["descriptions"]

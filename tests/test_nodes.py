@@ -41,7 +41,10 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return outputs(folder)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+SPAWN = pytest.param("spawn", marks=pytest.mark.slow("the same for another launcher; make test has torchrun"))
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", SPAWN])
 def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path, launcher: str) -> None:
     """Two launchers with one process each: the first node writes what one node would, the other nothing.
 

@@ -66,8 +66,14 @@ def train_here(
 
 
 @pytest.mark.parametrize(
-    ("changes", "waits"), [({"train__clip_norm": 1.0}, WAITS_OF_EPOCH), ({"train__export": "best"}, WAITS_OF_BEST)]
-)
+    ("changes", "waits"),
+    [
+        ({"train__clip_norm": 1.0}, WAITS_OF_EPOCH),
+        pytest.param(
+            {"train__export": "best"}, WAITS_OF_BEST, marks=pytest.mark.slow("two trainings; make test has two others")
+        ),
+    ],
+)  # fmt: skip
 def test_a_step_within_an_epoch_waits_for_nothing(
     changes: dict[str, Any], waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
