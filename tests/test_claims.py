@@ -121,6 +121,7 @@ def recorded(folder: Path, out: Path, **values: object) -> Trace:
     return Trace(**content | {"calls": [Call(**each) for each in content["calls"]]})
 
 
+@pytest.mark.slow("each operator of two trainings is hashed; make test compares two traces")
 def test_native_and_portable_arithmetic_differ_in_an_operator(tmp_path: Path) -> None:
     """The first other state is named with its step. In this step an operator gives other values for equal arguments."""
     both = []

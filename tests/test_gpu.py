@@ -74,6 +74,7 @@ def test_the_parts_of_the_gpu_command_leave_out_no_case() -> None:
     assert {case.needs == "compiler" for case in early.values()} == {False}
 
 
+@pytest.mark.slow("two starts of pytest with real ranks; make test reads the reports of others")
 def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Native cases run on two ranks, the others are listed with what they need, and a second start goes on."""
     options = ["--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-rs", "-k", "accumulation and fp32"]
