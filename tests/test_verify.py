@@ -106,14 +106,17 @@ def test_a_false_hash_is_noticed(project: Path) -> None:
     """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
     weights = project / "models/model.safetensors"
     tensors = safetensors.torch.load_file(weights)
-    tensors["fc.bias"][0] += 0.5
+    tensors["classifier.1.bias"][0] += 0.5
     files.remove(weights)
     safetensors.torch.save_file(tensors, weights)
     call(project, "dvc", "commit", "--force")
     commit(project)
     done = verify(project, "--stage", "train")
     assert done.returncode == DIFFERENT, done.stderr
-    assert f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (fc.bias)" in done.stdout
+    assert (
+        f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (classifier.1.bias)"
+        in done.stdout
+    )
     assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
     assert "data/packed" not in done.stdout
 
