@@ -37,7 +37,7 @@ from tests.helpers.trainings import wait_for
 
 @pytest.fixture(scope="module")
 def exporting(with_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project's folder after evaluate and export."""
+    """A copy of that folder, in which tests write."""
     return shutil.copytree(with_onnx, tmp_path_factory.mktemp("predict") / "project", symlinks=True)
 
 
