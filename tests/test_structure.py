@@ -152,7 +152,8 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
     "module",
     [
         "config.params", "config.validity", "data.packed", "evaluation.figures", "stages.download", "stages.split",
-        "stages.prepare", "stages.weights", "stages.card", "stages.report", "commands.predict", "commands.doctor",
+        "stages.prepare", "stages.weights", "stages.launch", "stages.card", "stages.report", "commands.predict",
+        "commands.doctor",
     ],
 )  # fmt: skip
 def test_what_needs_no_torch_imports_none(module: str) -> None:

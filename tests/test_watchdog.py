@@ -17,7 +17,8 @@ import pytest
 from pipeline.config import params
 from pipeline.engine import launchers
 from pipeline.engine import watchdog as frozen_processes
-from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
+from pipeline.engine.distributed import run_process
+from pipeline.engine.exits import ENDED_NOTE, FAILED
 from pipeline.engine.watchdog import Inactivity, Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
 from tests.faults import frozen

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from pipeline.config.params import Backend
 from pipeline.engine import rendezvous
+from pipeline.engine.exits import ENDED_NOTE, FAILED, PEER_DIED
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World, has_launcher
 
 T = TypeVar("T")
-ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # variable: the path of the file with the rank of the process that ended first
-FAILED = "-failed"  # suffix of that path: an empty file, after a process has failed by itself
-PEER_DIED = 76  # exit status of a process that exits because another one died
 
 
 def backend_for(device: torch.device, choice: Backend) -> Backend:

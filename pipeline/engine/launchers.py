@@ -3,6 +3,8 @@
 torchrun and `spawn` set the same variables in every process (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 and find a free port. Slurm sets its own (see world.py and rendezvous.py). Each launcher forwards the signals that it
 receives to its processes, and ends inactive processes (`supervise`).
+
+Only torchrun and `spawn` need torch, whose import takes two seconds. A single process needs neither (`alone`).
 """
 
 import logging
@@ -21,17 +23,11 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
-import torch.multiprocessing as mp
-from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipeline.base import children
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
-from pipeline.engine import nodes
-from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
-from pipeline.engine.stopping import GRACE_SECONDS, SIGNALS
+from pipeline.engine.exits import ENDED_NOTE, GRACE_SECONDS, PEER_DIED, SIGNALS
 from pipeline.engine.watchdog import Watch
 
 # The signals that asked this launcher to stop and that it has forwarded → the time of the first one (time.monotonic())
@@ -43,11 +39,42 @@ class NodeLost(UserError):
     """A node of this Slurm job does not answer. Another start in this job would wait for this node for ever."""
 
 
-def torchrun(command: Sequence[str], run: Run) -> None:
-    """Start this node's processes of `python -m` with these words with torchrun's agent, in this process.
+def start(command: Sequence[str], run: Run) -> None:
+    """Run this node's processes of `python -m` with these words to their end, as run.launcher says.
 
     Raises UserError naming the first process that failed, or a node that cannot be reached.
     """
+    is_alone = run.processes == 1 and run.launcher != "slurm"  # srun may start it on another node
+    (alone if is_alone else LAUNCHERS[run.launcher])(command, run)
+
+
+def alone(command: Sequence[str], run: Run) -> None:
+    """Run a single process. It gets the variables that torchrun and `spawn` set, and hosts its store itself."""
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # 0: a port that the system chooses
+    environ = {**os.environ, **variables, **address}
+
+    def pids() -> dict[str, int]:
+        return {_process_name(0, run): process.pid} if process.returncode is None else {}
+
+    with (
+        children.start([sys.executable, "-m", *command], env=environ) as process,
+        supervise(pids, run.timeout_seconds) as watch,
+    ):
+        code = process.wait()
+    if code:
+        raise UserError(*first_to_end({0: code}, watch, run))
+
+
+def torchrun(command: Sequence[str], run: Run) -> None:
+    """Run this node's processes with torchrun's agent, in this process. Raises as `start` does."""
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from pipeline.engine import nodes
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the UserError names the failed process
     per_node = run.processes // run.nodes
     config = LaunchConfig(
@@ -78,10 +105,11 @@ def torchrun(command: Sequence[str], run: Run) -> None:
 
 
 def spawn(command: Sequence[str], run: Run) -> None:
-    """Start this node's processes with multiprocessing. Raises UserError naming the first that failed.
+    """Run this node's processes with multiprocessing. Raises as `start` does."""
+    import torch.multiprocessing as mp
 
-    Or naming run.rendezvous, if the nodes cannot meet there.
-    """
+    from pipeline.engine import nodes
+
     per_node = run.processes // run.nodes
     ranks = range(run.node_rank * per_node, (run.node_rank + 1) * per_node)
     pids: dict[str, int] = {}
@@ -111,7 +139,7 @@ def _run_module(local_rank: int, first_rank: int, command: Sequence[str], shared
 
 
 def slurm(command: Sequence[str], run: Run) -> None:
-    """Start the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed.
+    """Run the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed.
 
     NodeLost if the end of a process is not known because its node cannot be reached.
     """

@@ -15,7 +15,7 @@ from torch.distributed import DistError, TCPStore
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
-from pipeline.engine.distributed import ENDED_NOTE
+from pipeline.engine.exits import ENDED_NOTE
 from pipeline.engine.rendezvous import first_line
 from pipeline.engine.watchdog import Watch
 

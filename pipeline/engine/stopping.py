@@ -26,11 +26,10 @@ from typing import Protocol, TypeVar
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.engine import distributed, rendezvous, watchdog
+from pipeline.engine.exits import GRACE_SECONDS, SIGNALS
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-GRACE_SECONDS = 25  # from the first reason to stop to the end, even if a call hangs; torchrun kills after 30
 CHECKS_PER_SECOND = 10
 
 

@@ -14,10 +14,11 @@ from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
-from pipeline.engine import environment
-from pipeline.engine.distributed import ENDED_NOTE
-from pipeline.engine.launchers import LAUNCHERS, SIGNAL_TIMES, NodeLost
-from pipeline.models import description, timm_models
+from pipeline.config.model_names import TIMM
+from pipeline.engine import environment, launchers
+from pipeline.engine.exits import ENDED_NOTE
+from pipeline.engine.launchers import SIGNAL_TIMES, NodeLost
+from pipeline.models import description
 from pipeline.stages import frame
 
 
@@ -40,7 +41,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
             for note in Path(folder).glob("ended*"):
                 note.unlink()
             try:
-                LAUNCHERS[run.launcher](command, run)
+                launchers.start(command, run)
             except UserError as failure:
                 # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
                 if not stop_note.exists() and (
@@ -78,6 +79,14 @@ def check_apex(settings: Train) -> None:
         raise UserError(*(Fault(key, value, "machine", reason, remedy=remedy) for key, value in choices.items()))
 
 
+def check_timm(settings: Train) -> None:
+    """Raise UserError if train.model is one of timm's, and cannot be trained."""
+    if settings.model.startswith(TIMM):
+        from pipeline.models import timm_models  # imports torch, which takes seconds
+
+        errors.raise_if_any(timm_models.faults(settings))
+
+
 def on_this_node(run: Run) -> Run:
     """The same run on one node. An evaluation gives the same bytes for every number of processes."""
     processes = run.processes // run.nodes
@@ -96,7 +105,7 @@ def main(arguments: Namespace) -> int:
             print(f"train: {note}", file=sys.stderr)
         set_variables(config.train, arithmetic)
         check_apex(config.train)
-        errors.raise_if_any(timm_models.faults(config.train))
+        check_timm(config.train)
         run = on_this_node(config.run) if name == "evaluate" else config.run
         frame.tell(f"{name}: starting processes: {run.processes}")
         with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))

@@ -212,7 +212,8 @@ def fork_ranks(count: int, libraries: Sequence[str]) -> None:
         _waiting.append((pid, launcher_end))
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    setattr(subprocess_handler, "Popen", Rank)  # noqa: B010  # setattr, because mypy refuses the assignment
+    for module in (subprocess, subprocess_handler):
+        setattr(module, "Popen", Rank)  # noqa: B010  # setattr, because mypy refuses the assignment
     setattr(multiprocessing.util, "spawnv_passfds", spawn)  # noqa: B010
 
 
@@ -241,20 +242,22 @@ def take(request: Request, fds: Mapping[int, int]) -> int | None:
 
 
 class Rank(subprocess.Popen[bytes]):
-    """Replaces Popen in torchrun's agent."""
+    """Replaces Popen in a launcher: torchrun's agent starts a process through setpriv, `launchers.alone` does not."""
 
     def _execute_child(self, *call_arguments: Any) -> None:
-        base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        of = inspect.signature(base).bind(self, *call_arguments).arguments
-        setpriv = ["setpriv", "--pdeathsig", "TERM"]
-        dies_with_parent = list(of["args"][:3]) == setpriv
-        python, *arguments = of["args"][3:] if dies_with_parent else of["args"]
-        arguments = arguments[arguments[0] == "-u" :]
-        request = Request(arguments, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
+        base = super()._execute_child  # type: ignore[misc]
+        of = inspect.signature(base).bind(*call_arguments).arguments
+        has_setpriv = list(of["args"][:3]) == ["setpriv", "--pdeathsig", "TERM"]
+        python, *arguments = of["args"][3:] if has_setpriv else of["args"]
         usual = python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 and CPU_CODE not in of["env"]
-        pid = take(request, {}) if usual else None
+        pid = None
+        if usual:
+            arguments = arguments[arguments[0] == "-u" :]
+            session = of["start_new_session"] or of["process_group"] == 0
+            dies_with_parent = has_setpriv or of["preexec_fn"] is not None
+            pid = take(Request(arguments, of["env"], str(Path.cwd()), session, 0, dies_with_parent), {})
         if pid is None:
-            base(self, *call_arguments)
+            base(*call_arguments)
         else:
             self.pid, self._child_created = pid, True
 
