@@ -17,7 +17,7 @@ from pipeline.stages import train
 
 def main() -> int:
     agents = None
-    if "MASTER_ADDR" in os.environ:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         agents = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     for number, folder in enumerate(sys.argv[1:] or os.environ["FOLDERS"].split(":")):
         os.chdir(folder)

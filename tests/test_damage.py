@@ -48,7 +48,7 @@ def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
 
 
 def outs(folder: Path) -> dict[str, str]:
-    return {path: md5 for hashes in dvc_lock.read(folder / "dvc.lock").values() for path, md5 in hashes["outs"].items()}
+    return dvc_lock.outputs(dvc_lock.read(folder / "dvc.lock"))
 
 
 def object_of(folder: Path, path: str, inside: str = "") -> Path:

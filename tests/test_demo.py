@@ -14,7 +14,7 @@ from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT
 
 RESULTS = PROJECT / record.DEMO
-RECORDED = demo.outputs(PROJECT / demo.LOCK)
+RECORDED = dvc_lock.outputs(dvc_lock.read(PROJECT / demo.LOCK))
 
 
 def test_the_record_has_every_output_of_every_stage() -> None:

@@ -95,7 +95,7 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
     for best_first, number in (([*BEST_FIRST, last], 5), ([last], 1)):
         paths = lines(parsed(sweep_page.page(SWEEP, best_first, CONCLUSION, TAKE_OVER)))
         assert len(paths) == number
-        assert f"train.lr={lr} train.model={model}" in paths[0].text
+        assert f"train.lr={lr:g} train.model={model}" in paths[0].text
         assert not any("nan" in line.attributes["d"] for line in paths)
 
 

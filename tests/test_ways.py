@@ -59,8 +59,12 @@ def faults(cell: Cell, machine: Machine) -> list[Fault]:
     return validity.faults(with_lines(**cell.lines()), machine)
 
 
-# Slurm's cells are run by tests/test_nodes.py: they need its variables, or srun.
-ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.launcher != "slurm"]
+# Slurm's cells are run by tests/test_nodes.py: they need its variables, or srun. One process needs no launcher.
+ON_THE_CPU = [
+    cell
+    for cell in CELLS
+    if not faults(cell, CPU_ONLY) and cell.launcher != "slurm" and (cell.launcher, cell.parallel) != ("spawn", "single")
+]
 
 
 # Has the launcher of a folder's params start tests.in_turn, where stages/launch.py starts the processes of train.
@@ -129,9 +133,9 @@ def test_a_cell_that_is_not_refused_runs(cell: Cell, runs: Callable[[str, str], 
 def test_the_tables_have_a_member_for_every_choice() -> None:
     """The choices in params.yaml and the engine's tables are the same.
 
-    On a CPU two launchers run, alone, with DDP or elastic, in three precisions and two memory formats.
+    On a CPU two launchers run DDP or elastic, and one process runs alone, in three precisions and two memory formats.
     """
-    assert len(ON_THE_CPU) == 2 * 3 * 3 * 2
+    assert len(ON_THE_CPU) == (2 * 2 + 1) * 3 * 2
     assert set(PRECISIONS) == set(PRECISION)
     assert set(PARALLELS) == set(PARALLEL) == {path.stem for path in (PROJECT / "pipeline/tracked").iterdir()}
     assert set(SYNC_BNS) == set(SYNC_BN)

@@ -16,7 +16,6 @@ import pytest
 from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.commands import demo
 from pipeline.config import document, identity, params
 from pipeline.planning.forecast import forecast
 from pipeline.reruns import workcopy
@@ -65,7 +64,7 @@ def files_of(path: str, md5: str) -> dvc_lock.Hashes:
 
 def restore() -> None:
     """Write each output that dvc.yaml has in the cache to its place, from dvc.lock and the cache."""
-    recorded = demo.outputs(dvc_lock.LOCK)
+    recorded = dvc_lock.outputs(dvc_lock.read())
     cached = [path for stage in dvc_lock.graph() for path, is_cached in dvc_lock.outs(stage).items() if is_cached]
     for path in cached:
         for file, stored in files_of(path, recorded[path]).items():
@@ -89,7 +88,7 @@ def differences() -> set[tuple[str, ...]]:
 def test_every_output_is_read_with_its_recorded_bytes() -> None:
     """Outputs from the cache, metrics and inputs have the hashes in dvc.lock. Params and commands are equal, too."""
     restore()
-    recorded = demo.outputs(dvc_lock.LOCK)
+    recorded = dvc_lock.outputs(dvc_lock.read())
     assert hashes(recorded) == recorded
     assert differences() == set()
 
@@ -98,7 +97,7 @@ def flip(output: str, inside: str = "") -> Callable[[Path], None]:
     """A function that changes the last byte in the cache of an output, or of the file `inside` it."""
 
     def damage(_: Path) -> None:
-        md5 = demo.outputs(dvc_lock.LOCK)[output]
+        md5 = dvc_lock.outputs(dvc_lock.read())[output]
         if inside:
             md5 = files_of(output, md5)[f"{output}/{inside}"]
         stored = integrity.object_of(CACHE, md5)
@@ -141,7 +140,7 @@ def test_the_commands_of_the_stages_repeat_the_run() -> None:
 
     dvc.lock, the cache and the metrics are not there: nothing has a recorded byte that a stage could take over.
     """
-    recorded = demo.outputs(dvc_lock.LOCK)
+    recorded = dvc_lock.outputs(dvc_lock.read())
     for path in (str(dvc_lock.LOCK), ".dvc", *recorded):
         files.remove(Path(path))
     commands, values = dvc_lock.commands(), dict(document.leaves(document.read(params.FILE)))

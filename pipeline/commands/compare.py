@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.base.text import in_words
-from pipeline.config import params
+from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
@@ -47,7 +47,7 @@ def settings(revision: Revision, first: Revision, names: Sequence[str]) -> str:
 
 
 def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool | None) else without_secrets(str(value))
+    return without_secrets(document.value_text(value))
 
 
 def share(accuracy: float | None, images: int) -> str:

@@ -22,7 +22,7 @@ from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections, originals, split_report
 from pipeline.evaluation import figures
-from pipeline.reruns import comparison, record, workcopy
+from pipeline.reruns import record, workcopy
 from pipeline.versioning import dvc_lock, programs
 
 FOLDER = Path(".demo")
@@ -67,12 +67,6 @@ def run(folder: Path) -> int:
     call(sys.executable, "-m", "pipeline.reporting.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
     return 0
-
-
-def outputs(lock: Path) -> dvc_lock.Hashes:
-    """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
-    stage_hashes = dvc_lock.read(lock)
-    return comparison.outputs(stage_hashes, stage_hashes)
 
 
 def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
@@ -127,7 +121,8 @@ def main(arguments: Namespace) -> int:
     print(f"\ndemo: done in {time.monotonic() - start:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")
-    if differences := compare(outputs(FOLDER / dvc_lock.LOCK), outputs(LOCK)):
+    actual, committed = (dvc_lock.outputs(dvc_lock.read(lock)) for lock in (FOLDER / dvc_lock.LOCK, LOCK))
+    if differences := compare(actual, committed):
         print(f"demo: these outputs differ from the committed ones ({LOCK}); {cause(missing_features)}:")
         print(*(f"  {line}" for line in differences), sep="\n")
         status = 0 if missing_features else 1

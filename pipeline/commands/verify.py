@@ -142,7 +142,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
             files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
         else:
             repetition.bring_inputs(copy, stage_hashes, stages)
-        for path in comparison.outputs(stage_hashes, stages):
+        for path in dvc_lock.outputs(stage_hashes, stages):
             files.remove(place / path)  # else a stage that does not run would leave the one of the commit
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
@@ -155,7 +155,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
             return DIFFERENT
         errors.raise_if_any(failures)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
-        hashes = comparison.read_hashes(comparison.outputs(stage_hashes, stages), place)
+        hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
         differing = comparison.compare(stage_hashes, hashes, stages, copy)
     if changed := comparison.changed_inputs(stage_hashes, rerun):
         print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")

@@ -107,10 +107,19 @@ def _are_tables(value: Any, default: Any) -> bool:
     return isinstance(default, dict) and (value is None or isinstance(value, dict))
 
 
+def value_text(value: Any) -> str:
+    """A value as params.yaml has it, in one line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(value_text, value))}]"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def short_text(value: Any, text: Callable[[Any], str] = repr) -> str:
     """A value as text for one line of a message: as YAML has it, printable, and cut if it is long."""
     if value is None or isinstance(value, bool):
-        return json.dumps(value)
+        return value_text(value)
     if isinstance(value, tuple):
         value = list(value)
     result = text(value) if isinstance(value, str | float) else REPR.repr(value)

@@ -232,7 +232,7 @@ def remember() -> None:
     if not dvc_lock.LOCK.is_file():
         return
     stages, before = dvc_lock.read(), integrity.load_memory(READ)
-    outs = {path for hashes in stages.values() for path in hashes["outs"]}
+    outs = dvc_lock.outputs(stages)
     deps = {path: md5 for hashes in stages.values() for path, md5 in hashes["deps"].items() if path not in outs}
     inspected, hashed = integrity.inspect_outputs(deps, before)
     now: Hashed = {}

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.base import files, schema
 from pipeline.config import document, identity
@@ -43,20 +42,11 @@ def settings(config: Params) -> list[Setting]:
     defaults = dict(document.leaves(Params().model_dump(mode="json")))
     values = dict(document.leaves(config.model_dump(mode="json")))
     return [
-        Setting(name, _text(value), _text(defaults[name]))
+        Setting(name, document.value_text(value), document.value_text(defaults[name]))
         for name, value in identity.settings(config, ["report"]).items()
         if SOURCES.get(name, config.data.source) == config.data.source and value == values[name]
         if (name, config.train.device) != ("train.backend", "cpu")
     ]
-
-
-def _text(value: Any) -> str:
-    """A value as params.yaml has it, in one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def packages() -> list[tuple[str, str]]:

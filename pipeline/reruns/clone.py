@@ -97,7 +97,7 @@ def checked() -> tuple[Params, StageHashes]:
     config, stage_hashes = params.load(), dvc_lock.read()
     errors.raise_if_any(validity.faults(config, machine.read()))
     errors.raise_if_any(folder.outputs_outside(stage_hashes))
-    outs = {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}
+    outs = dvc_lock.outputs(stage_hashes)
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
     errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, folder.ANY_STAGE))
     outputs, _ = integrity.inspect_outputs(outs, {})

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.base import schema
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.versioning import integrity
+from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
@@ -18,7 +18,7 @@ def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], co
 
     Returns the paths of the outputs whose hashes differ.
     """
-    expected = outputs(stage_hashes, stages)
+    expected = dvc_lock.outputs(stage_hashes, stages)
     width = max(map(len, expected))
     print(f"\n{'output':{width}}  {'dvc.lock':36}  {'rerun':36}")
     for path, md5 in expected.items():
@@ -28,11 +28,6 @@ def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], co
     print_tensor_differences(differing, copy.folder)
     print_provenance(Path(copy.config.paths.runs), copy.folder / copy.config.paths.runs)
     return differing
-
-
-def outputs(stage_hashes: StageHashes, stages: Iterable[str]) -> Hashes:
-    """The hashes of the outputs of these stages; a stage that is not in `stage_hashes` has none."""
-    return {path: md5 for name in stages if name in stage_hashes for path, md5 in stage_hashes[name]["outs"].items()}
 
 
 def read_hashes(expected: Hashes, folder: Path) -> Hashes:
@@ -47,7 +42,7 @@ def read_hashes(expected: Hashes, folder: Path) -> Hashes:
 
 def changed_inputs(stage_hashes: StageHashes, made: StageHashes) -> list[str]:
     """The inputs whose hash is not that of dvc.lock and that no stage writes: code, pins and the user's own files."""
-    outs = outputs(stage_hashes, stage_hashes)
+    outs = dvc_lock.outputs(stage_hashes)
     here = {path: md5 for stage in made.values() for path, md5 in stage["deps"].items()}
     there = {path: md5 for stage in stage_hashes.values() for path, md5 in stage["deps"].items() if path not in outs}
     return sorted(path for path, md5 in there.items() if here.get(path) != md5)

@@ -80,9 +80,9 @@ def check(reference: Reference) -> None:
     """
     config, stage_hashes = reference.config, reference.stage_hashes
     errors.raise_if_any([*folder.outputs_outside(stage_hashes), *folder.foreign_commands(STAGES)])
-    of_both = comparison.outputs(stage_hashes, STAGES)
+    of_both = dvc_lock.outputs(stage_hashes, STAGES)
     readers = [name for name, stage in stage_hashes.items() if of_both.keys() & stage["deps"].keys()]
-    missing = {*of_both, *comparison.outputs(stage_hashes, readers)} - {eval_file(config)}
+    missing = {*of_both, *dvc_lock.outputs(stage_hashes, readers)} - {eval_file(config)}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
     errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, REMEDY))
     needed = {
@@ -132,7 +132,7 @@ def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slo
 
 def write_result(config: Params, job: Job) -> None:
     """Write the result of a seed into its work copy, and remove its checkpoints."""
-    outs = comparison.outputs(dvc_lock.read(job.folder / dvc_lock.LOCK), STAGES)
+    outs = dvc_lock.outputs(dvc_lock.read(job.folder / dvc_lock.LOCK), STAGES)
     files.write_json(job.folder / RESULT, {"accuracy": accuracy(config, job.folder), "outs": outs})
     for run in (job.folder / config.paths.runs).glob("*/"):
         checkpoint.remove(run / runs.CHECKPOINT)

@@ -99,8 +99,7 @@ def _ask(*words: str) -> dict[str, Any]:
 
 def _data(config: Params, stage_hashes: StageHashes) -> set[str]:
     """The paths of inputs and outputs that Git does not track."""
-    outs = {path for hashes in stage_hashes.values() for path in hashes["outs"]}
-    return {*outs, config.paths.inbox, config.paths.pretrained}
+    return {*dvc_lock.outputs(stage_hashes), config.paths.inbox, config.paths.pretrained}
 
 
 def _is_inside(path: str) -> bool:

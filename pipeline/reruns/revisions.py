@@ -68,7 +68,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
         if not text:
             return Revision(name, NO_RUN, settings)
         stages = dvc_lock.read(lock)
-        outs = {path: md5 for stage in stages.values() for path, md5 in stage["outs"].items()}
+        outs = dvc_lock.outputs(stages)
         ran_with = dvc_lock.params(lock)
     texts = {kind: _text(source, str(figures.path(paths.metrics, kind))) for kind in figures.FILES}
     weights = f"{paths.models}/model.safetensors"

@@ -17,6 +17,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.evaluation.pooling import Spread
+from pipeline.versioning import dvc_lock
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
@@ -95,8 +96,8 @@ def decisive(config: Params) -> dict[str, Any]:
 def inputs(stage_hashes: StageHashes) -> Hashes:
     """The hashes of the data that training and evaluation read: what other stages wrote."""
     deps = {path for name in STAGES for path in stage_hashes[name]["deps"]}
-    outs = (hashes["outs"].items() for name, hashes in stage_hashes.items() if name not in STAGES)
-    return {path: md5 for items in outs for path, md5 in items if path in deps}
+    outs = dvc_lock.outputs(stage_hashes, [name for name in stage_hashes if name not in STAGES])
+    return {path: md5 for path, md5 in outs.items() if path in deps}
 
 
 def write(file: Path, config: Params, stage_hashes: StageHashes, accuracies: dict[int, float]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config import document
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.rendering import Html, escape
 from pipeline.reruns import trials
@@ -52,7 +53,7 @@ def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, objec
         "rank": rank,
         "number": result.trial.number,
         "accuracy": accuracy,
-        "settings": [trials.as_yaml(result.trial.values[key]) for key in keys],
+        "settings": [document.value_text(result.trial.values[key]) for key in keys],
         "loss": loss,
         "epoch": epoch,
         "experiment": result.experiment,
@@ -87,7 +88,7 @@ def _scale(sweep: Sweep, key: str, values: Sequence[Any]) -> Scale:
         return _of_numbers(_short(key), min(axis.start, *values), max(axis.to, *values), values, log=log)
     choices = [*axis, *(value for value in values if value not in axis)]  # at most one, the present value
     last, every = max(len(choices) - 1, 1), -(-len(choices) // MOST_TICKS)
-    ticks = [(number / last, trials.as_yaml(value)) for number, value in enumerate(choices) if number % every == 0]
+    ticks = [(number / last, document.value_text(value)) for number, value in enumerate(choices) if number % every == 0]
     return Scale(_short(key), ticks, [choices.index(value) / last for value in values])
 
 

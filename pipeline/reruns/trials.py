@@ -1,6 +1,5 @@
 """Trials of a sweep: their params, names, results, their rank by validation, and each as an experiment of DVC."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.config import identity, params, validity
+from pipeline.config import document, identity, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.data.layout import display_width, pad
@@ -44,12 +43,7 @@ def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Ma
 
 def describe(values: Mapping[str, Any]) -> str:
     """The values of a trial in one line."""
-    return " ".join(f"{key}={as_yaml(value)}" for key, value in values.items())
-
-
-def as_yaml(value: object) -> str:
-    """A value as params.yaml has it."""
-    return json.dumps(value) if isinstance(value, bool | list | tuple | None) else str(value)
+    return " ".join(f"{key}={document.value_text(value)}" for key, value in values.items())
 
 
 def weights(config: Params, sweep: Sweep) -> list[str]:
@@ -65,7 +59,7 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
 
 def hashes(config: Params, weights: Sequence[str]) -> dict[str, str]:
     """Path → hash of what trials read: the split and the packed images, which all share, and these weights files."""
-    outs = {path: md5 for stage_hashes in dvc_lock.read().values() for path, md5 in stage_hashes["outs"].items()}
+    outs = dvc_lock.outputs(dvc_lock.read())
     data = {path: outs[path] for path in (config.paths.split, config.paths.packed)}
     return data | {path: files.sha256(Path(path)) for path in weights}
 
@@ -132,7 +126,7 @@ def table(best_first: Sequence[TrialResult]) -> tuple[list[str], list[list[objec
     keys = list(best_first[0].trial.values)
     rows = [
         [rank, result.trial.number, result.experiment, "" if result.figures else "failed",
-         *(as_yaml(result.trial.values[key]) for key in keys),
+         *(document.value_text(result.trial.values[key]) for key in keys),
          *([getattr(figures, name) for figures in result.figures for name in FIGURES] or [""] * len(FIGURES))]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]  # fmt: skip

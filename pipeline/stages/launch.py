@@ -13,8 +13,8 @@ from pathlib import Path
 from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
-from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.config.model_names import TIMM
+from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment, launchers
 from pipeline.engine.exits import ENDED_NOTE
 from pipeline.engine.launchers import SIGNAL_TIMES, NodeLost

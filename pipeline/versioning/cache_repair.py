@@ -46,11 +46,11 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
     """
     memory = integrity.load_memory()
     stage_hashes = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
-    to_restore = {path for stage, hashes in stage_hashes.items() if stage in stages for path in hashes["outs"]}
+    to_restore = dvc_lock.outputs(stage_hashes, stages)
     objects = _objects(cache)
     entries = sorted(str(path) for path in cache.glob("runs/*/*/*") if path.is_file())  # of the run cache
     _announce(objects, memory)
-    outs = {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}
+    outs = dvc_lock.outputs(stage_hashes)
     outputs, hashed_outputs = integrity.inspect_outputs(outs, memory)
     hashed_objects, hashed_entries = integrity.hash_files(objects, memory), integrity.hash_files(entries, memory)
     damaged = [path for path, (md5, *_) in hashed_objects.items() if md5 != integrity.md5_of_object(path)]

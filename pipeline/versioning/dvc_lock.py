@@ -38,6 +38,12 @@ def stage_hashes(stages: Mapping[str, Mapping[str, Any]]) -> StageHashes:
     }
 
 
+def outputs(stage_hashes: StageHashes, stages: Iterable[str] | None = None) -> Hashes:
+    """The hashes of the outputs of these stages, by default of all; a stage that is not in `stage_hashes` has none."""
+    names = stage_hashes if stages is None else [name for name in stages if name in stage_hashes]
+    return {path: md5 for name in names for path, md5 in stage_hashes[name]["outs"].items()}
+
+
 def entries(path: Path = LOCK) -> dict[str, dict[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
     try:

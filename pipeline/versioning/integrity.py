@@ -214,9 +214,7 @@ def _fault(output: Output, cache: Path) -> Fault:
 def damage(stage_hashes: dvc_lock.StageHashes) -> list[Fault]:
     """Every output of a dvc.lock that is damaged, here or in DVC's cache. Reads every byte."""
     cache = cache_folder()
-    outputs, _ = inspect_outputs(
-        {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}, {}
-    )
+    outputs, _ = inspect_outputs(dvc_lock.outputs(stage_hashes), {})
     faults = [_fault(output, cache) for output in outputs if output.differs]
     for output in outputs:
         expected = {output.path: output.expected} | expected_files(output, cache)
