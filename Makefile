@@ -77,11 +77,11 @@ STARTS := train evaluate nodes
 test-starts: $(READY_TESTS)  ## three of these files again, with real starts of Python
 	@PERENNIAL_REAL_STARTS=1 python -m pytest -n auto --dist worksteal -m "not gpu and not slow" $(STARTS:%=tests/test_%.py)
 
-# In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, and Chromium,
-# in which the tests look at pages. Elsewhere those tests are left out, with their reason, until both are installed.
-TEST_PACKAGES := qemu-user chromium fonts-liberation
+# In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, Chromium, in
+# which the tests look at pages, and Slurm. Elsewhere those tests are left out, with their reason, until these are there.
+TEST_PACKAGES := qemu-user chromium fonts-liberation slurm-wlm iproute2
 test-packages:
-	@if [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && ! { command -v qemu-x86_64 && command -v chromium; } >/dev/null; then \
+	@if [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && ! { command -v qemu-x86_64 && command -v chromium && command -v slurmctld; } >/dev/null; then \
 		apt-get --quiet=2 update && apt-get install --quiet=2 --yes --no-install-recommends $(TEST_PACKAGES) >/dev/null || \
 		echo "test-packages: $(TEST_PACKAGES) could not be installed; the tests that need them are left out" >&2; fi
 
