@@ -24,7 +24,6 @@ from types import FrameType
 
 import psutil
 
-from pipeline.base import children
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
 from pipeline.engine.exits import ENDED_NOTE, GRACE_SECONDS, PEER_DIED, SIGNALS
@@ -32,6 +31,8 @@ from pipeline.engine.watchdog import Watch
 
 # The signals that asked this launcher to stop and that it has forwarded → the time of the first one (time.monotonic())
 SIGNAL_TIMES: dict[int, float] = {}
+# Ends a process whose launcher died before the process asked the kernel for this itself (`frame.run_stage`).
+DIES_WITH_LAUNCHER = ("setpriv", "--pdeathsig", "TERM")
 SRUN_SECONDS = 25  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
 
 
@@ -58,7 +59,9 @@ def alone(command: Sequence[str], run: Run) -> None:
         return {_process_name(0, run): process.pid} if process.returncode is None else {}
 
     with (
-        children.start([sys.executable, "-m", *command], env=environ) as process,
+        subprocess.Popen(
+            [*DIES_WITH_LAUNCHER, sys.executable, "-m", *command], env=environ, start_new_session=True
+        ) as process,
         supervise(pids, run.timeout_seconds) as watch,
     ):
         code = process.wait()
@@ -93,9 +96,8 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         # it too, and would wait for ever.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        # setpriv ends a process whose launcher died before the process asked the kernel for this (`frame.run_stage`).
         with supervise(lambda: _child_pids(run), run.timeout_seconds) as watch, nodes.limit_wait(watch, run):
-            elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", *command)
+            elastic_launch(config, DIES_WITH_LAUNCHER[0])(*DIES_WITH_LAUNCHER[1:], sys.executable, "-m", *command)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in by_time}

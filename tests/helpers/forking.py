@@ -242,20 +242,19 @@ def take(request: Request, fds: Mapping[int, int]) -> int | None:
 
 
 class Rank(subprocess.Popen[bytes]):
-    """Replaces Popen in a launcher: torchrun's agent starts a process through setpriv, `launchers.alone` does not."""
+    """Replaces Popen in a launcher."""
 
     def _execute_child(self, *call_arguments: Any) -> None:
         base = super()._execute_child  # type: ignore[misc]
         of = inspect.signature(base).bind(*call_arguments).arguments
-        has_setpriv = list(of["args"][:3]) == ["setpriv", "--pdeathsig", "TERM"]
-        python, *arguments = of["args"][3:] if has_setpriv else of["args"]
+        dies_with_parent = list(of["args"][:3]) == ["setpriv", "--pdeathsig", "TERM"]
+        python, *arguments = of["args"][3:] if dies_with_parent else of["args"]
         usual = python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 and CPU_CODE not in of["env"]
         pid = None
         if usual:
             arguments = arguments[arguments[0] == "-u" :]
-            session = of["start_new_session"] or of["process_group"] == 0
-            dies_with_parent = has_setpriv or of["preexec_fn"] is not None
-            pid = take(Request(arguments, of["env"], str(Path.cwd()), session, 0, dies_with_parent), {})
+            request = Request(arguments, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
+            pid = take(request, {})
         if pid is None:
             base(*call_arguments)
         else:
