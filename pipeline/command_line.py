@@ -114,10 +114,19 @@ def trace(parser: Parser) -> None:
     )
 
 
+def at_a_time(parser: Parser, what: str) -> None:
+    """Where the runs of a study run, and how many at the same time."""
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=f"{what} at the same time (default: 1)")
+    parser.add_argument(
+        "--on", default="", metavar="WHERE", help="'slurm', with options of sbatch: each run is a job of Slurm, on a "
+        "file system that all nodes have (default: processes of this machine)",
+    )  # fmt: skip
+
+
 def folds(parser: Parser) -> None:
     parser.add_argument("--folds", type=int, metavar="N", help="number of folds (default: split.folds, else 5)")
     parser.add_argument("--seeds", type=int, metavar="K", help="number of seeds, from train.seed on (default: 1)")
-    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
+    at_a_time(parser, "trainings")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--recipe", metavar="NAME", help="repeat results/recipes/NAME.json")
     other.add_argument(
@@ -128,14 +137,14 @@ def folds(parser: Parser) -> None:
 
 def curve(parser: Parser) -> None:
     parser.add_argument("--folds", type=int, metavar="N", default=1, help="test every image in N folds (default: 1)")
-    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
+    at_a_time(parser, "trainings")
 
 
 def sweep(parser: Parser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", default="docs/sweep.yaml", help="a file of ranges (default: docs/sweep.yaml)"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time (default: 1)")
+    at_a_time(parser, "trials")
     parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
 
 

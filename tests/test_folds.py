@@ -191,7 +191,7 @@ def test_folds_that_do_not_test_every_image_once_are_refused(
     monkeypatch.setattr(record, "commit", lambda: "")
     monkeypatch.setattr(runner, "run_or_raise", lambda jobs, *_: stages.extend(job.stages for job in jobs))
     with refuses((key, kind)):
-        folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None))
+        folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None, on=""))
     assert stages == [("download", "weights"), ("split",), ("split",)]
 
 
@@ -251,7 +251,7 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
         Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
     monkeypatch.setattr(estimate, "measure_parts", lambda *_: sys.exit())
     with pytest.raises(UserError if kind else SystemExit) as refused:
-        folds.folds(Namespace(folds=number, seeds=None, jobs=1, recipe=None))
+        folds.folds(Namespace(folds=number, seeds=None, jobs=1, recipe=None, on=""))
     faults = getattr(refused.value, "faults", ())
     assert [(fault.key, fault.kind) for fault in faults] == [("--folds", kind)] * bool(kind)
     assert all(word in str(refused.value) for word in words)

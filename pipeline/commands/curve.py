@@ -11,7 +11,7 @@ reports/curve.html.
 from argparse import Namespace
 
 from pipeline.base import errors
-from pipeline.config import machine, params, validity
+from pipeline.config import params
 from pipeline.reruns import learning_curve, runner, workcopy
 from pipeline.reruns.study import Runs
 
@@ -19,7 +19,8 @@ from pipeline.reruns.study import Runs
 def main(arguments: Namespace) -> int:
     runner.stop_on_signals("what has ended is kept: run again to go on")
     config = params.load()
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(runner.faults(config, runner.machine_of(arguments.on)))
     with workcopy.study_folder("curve", "curve") as folder:
-        learning_curve.run(config, arguments.folds, Runs("curve", folder, runner.slots(config, arguments.jobs)))
+        slots = runner.slots(config, arguments.jobs, arguments.on)
+        learning_curve.run(config, arguments.folds, Runs("curve", folder, slots))
     return 0

@@ -26,7 +26,7 @@ from typing import Any
 from pipeline.base import errors
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.base.text import in_words
-from pipeline.config import machine, params, validity
+from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.planning import estimate, survey
@@ -60,7 +60,9 @@ def refuse_options(folds: int | None, seeds: int | None, reason: str) -> None:
             raise UserError(Fault(option, str(value), "pair", reason, remedy=f"leave out {option}"))
 
 
-def make_plan(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Plan:
+def make_plan(
+    config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None, on: str = ""
+) -> Plan:
     """The study that the options ask for. A recipe gives its own params, folds and seeds.
 
     Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
@@ -79,8 +81,8 @@ def make_plan(config: Params, folds: int | None, seeds: int | None, jobs: int, r
         if not low <= value <= high:
             raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
     last = params.with_values(config, {**values, "split.folds": folds, "split.fold": folds - 1})
-    errors.raise_if_any(validity.faults(last, machine.read()))
-    return Plan(values, folds, numbers, runner.slots(last, jobs))
+    errors.raise_if_any(runner.faults(last, runner.machine_of(on)))
+    return Plan(values, folds, numbers, runner.slots(last, jobs, on))
 
 
 def check_images(data: Survey, folds: int) -> None:
@@ -106,8 +108,11 @@ def announce(config: Params, data: Survey, plan: Plan) -> None:
     Raises UserError if not every image can be a test image, or if a training step fails.
     """
     check_images(data, plan.folds)
-    print("folds: measuring a few training steps …", flush=True)
     trainings, parallel = plan.folds * len(plan.seeds), len(plan.slots)
+    if plan.slots[0].sbatch:
+        print(f"folds: {trainings} trainings, as jobs of Slurm, {parallel} at a time", flush=True)
+        return
+    print("folds: measuring a few training steps …", flush=True)
     with runner.cores_of(plan.slots[0]):
         one = estimate.measure_parts(params.with_values(config, plan.changes(plan.seeds[0], 0)), data)
     rounds = math.ceil(trainings / parallel)
@@ -130,7 +135,7 @@ def folds(arguments: Namespace) -> int:
     """Run the study that the arguments ask for. Returns the exit status."""
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
-    plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
+    plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe, arguments.on)
     is_local = config.data.source != "archive"  # else paths.images may have images of another source
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
     with workcopy.study_folder("folds", "folds") as folder:
@@ -159,9 +164,9 @@ def leave_out_classes(arguments: Namespace) -> int:
     """Train once without each class, and write what the models say of its images. Returns the exit status."""
     refuse_options(arguments.folds, arguments.seeds, "--leave-out-classes has a training per class")
     config = params.load()
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(runner.faults(config, runner.machine_of(arguments.on)))
     with workcopy.study_folder("unknown", "folds") as folder:
-        unknown.run(Runs("folds", folder, runner.slots(config, arguments.jobs)))
+        unknown.run(Runs("folds", folder, runner.slots(config, arguments.jobs, arguments.on)))
     return 0
 
 

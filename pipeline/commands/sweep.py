@@ -82,7 +82,7 @@ def say(sentence: str) -> None:
     print(f"sweep: {sentence}", flush=True)
 
 
-def sweep(path: Path, jobs: int) -> int:
+def sweep(path: Path, jobs: int, on: str = "") -> int:
     """Run every trial that has no result yet, rank them, and test the best one. Returns 0.
 
     Raises UserError if no trial has a result.
@@ -90,7 +90,7 @@ def sweep(path: Path, jobs: int) -> int:
     plan, config = ranges.read(path), params.load()
     first = search.present_values(plan, config)
     plan = replace(plan, trials=len(search.plan(plan, first)) or plan.trials)
-    slots = slots_of_trials(plan, config, jobs)
+    slots = slots_of_trials(plan, config, jobs, on)
     with locks.hold(trial_copies.FOLDER, "runs a sweep"):
         trials_in_words = f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search})"
         say(f"{trials_in_words}; first the data: perennial repro prepare")
@@ -116,14 +116,14 @@ def sweep(path: Path, jobs: int) -> int:
     return 0
 
 
-def slots_of_trials(plan: Sweep, config: Params, jobs: int) -> list[Slot]:
+def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> list[Slot]:
     """The slots of so many trials at the same time. Raises UserError if a trial cannot run here."""
     if plan.search == "tpe" and jobs > 1:
         raise UserError(Fault("--jobs", f"{jobs} × search: tpe", "pair", "each trial waits for the one before", "1"))
     first = search.present_values(plan, config)
     values = [trial.values for trial in search.plan(plan, first)] or [first, *search.corners(plan)]
-    trials.check(config, values, machine.read())
-    return runner.slots(config, jobs)
+    trials.check(config, values, runner.machine_of(on))
+    return runner.slots(config, jobs, on)
 
 
 def run_plan(study: Study) -> list[TrialResult]:
@@ -141,7 +141,7 @@ def search_by_results(study: Study) -> list[TrialResult]:
     for number in range(1, study.sweep.trials + 1):
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
         trial = search.tpe(study.sweep, study.present, number, accuracies)
-        trials.check(study.config, [trial.values], machine.read())
+        trials.check(study.config, [trial.values], None if study.slots[0].sbatch else machine.read())
         if not (is_announced or study.result(trial).figures):
             announce(study, [study.config.train.epochs] * (study.sweep.trials - number + 1))
             is_announced = True
@@ -171,6 +171,8 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
     if not epochs:
+        return
+    if study.slots[0].sbatch:
         return
     rows = image_rows(study.config)
     with runner.cores_of(study.slots[0]):
@@ -266,4 +268,4 @@ def apply(path: Path) -> int:
 def main(arguments: Namespace) -> int:
     file = Path(arguments.file)
     runner.stop_on_signals("finished trials are kept: run again to go on")
-    return apply(file) if arguments.apply else sweep(file, arguments.jobs)
+    return apply(file) if arguments.apply else sweep(file, arguments.jobs, arguments.on)

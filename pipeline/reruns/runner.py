@@ -16,15 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from pipeline.base import children, linux
 from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
-from pipeline.config import machine
+from pipeline.config import machine, validity
+from pipeline.config.machine import Machine
 from pipeline.config.params import Params
+from pipeline.reruns import slurm
+from pipeline.reruns.slurm import BatchJob
 from pipeline.versioning import programs, run_cache
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
@@ -59,6 +62,7 @@ class Slot:
 
     cores: frozenset[int]
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; none: the run sees those that this process sees
+    sbatch: tuple[str, ...] = ()  # the command that submits a job of Slurm; empty: the run is a process of this machine
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,37 @@ class _Run:
 
     job: Job
     slot: Slot
-    process: subprocess.Popen[Any]
+    process: subprocess.Popen[Any] | BatchJob
     log_start: int  # bytes that its log had before
     log_position: int  # bytes of its log that were read
     message_time: float = 0.0  # of its last message
 
 
-def slots(config: Params, parallel: int) -> list[Slot]:
-    """The slots of so many runs at the same time. Raises UserError if there are too few GPUs for them."""
+def here() -> Slot:
+    """All cores of this machine."""
+    return Slot(frozenset(os.sched_getaffinity(0)), ())
+
+
+def machine_of(on: str) -> Machine | None:
+    """This machine; None for a value of --on: nobody knows yet where the runs will be."""
+    return None if on else machine.read()
+
+
+def faults(config: Params, where: Machine | None) -> list[Fault]:
+    """Why runs with these params cannot run on a machine; None: why they cannot run on any."""
+    all_faults = validity.faults(config, where or machine.read())
+    return [fault for fault in all_faults if where or fault.kind != "machine"]
+
+
+def slots(config: Params, parallel: int, on: str = "") -> list[Slot]:
+    """The slots of so many runs at the same time. `on`: a value of --on.
+
+    Raises UserError if there are too few GPUs for them, or for a value that is not allowed.
+    """
     if not 1 <= parallel <= MOST:
         raise UserError(Fault("--jobs", str(parallel), "value", allowed=f"1 to {MOST}"))
+    if on:
+        return [replace(here(), sbatch=slurm.sbatch(on, config))] * parallel
     cores = sorted(os.sched_getaffinity(0))
     shares = [frozenset(cores[k::parallel] or [cores[k % len(cores)]]) for k in range(parallel)]
     if config.train.device == "cpu" or parallel == 1:
@@ -142,9 +167,20 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     yield Outcome(one.job, (_failure(one, status),) if status else ())
     finally:
         with _defer_signals():
+            numbers = []
             for one in running:
-                children.send(one.process, signal.SIGTERM)
+                if isinstance(one.process, BatchJob):
+                    numbers.append(one.process.number)
+                else:
+                    children.send(one.process, signal.SIGTERM)
             children.wait_for_all(others)
+            if numbers:
+                jobs_in_words = " ".join(numbers)
+                print(
+                    f"{command}: these jobs of Slurm go on: {jobs_in_words}; the same command waits for them; "
+                    f"to end them: scancel {jobs_in_words}",
+                    flush=True,
+                )
 
 
 def run_or_raise(
@@ -196,17 +232,18 @@ def _defer_signals() -> Iterator[None]:
 def _start(job: Job, slot: Slot) -> _Run:
     """Start DVC for a job."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
+    command = [*job.python, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages]
+    environ = {**programs.environment(), **gpus, **job.environ}
     with (job.folder / LOG).open("ab") as log:
-        process = children.start(
-            [*job.python, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages],
-            slot.cores,
-            cwd=job.folder,
-            env={**programs.environment(), **gpus, **job.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-        return _Run(job, slot, process, log.tell(), log.tell())
+        position = log.tell()
+        process: subprocess.Popen[Any] | BatchJob
+        if slot.sbatch:
+            process = slurm.submit(command, job.folder, LOG, slot.sbatch, environ)
+        else:
+            process = children.start(
+                command, slot.cores, cwd=job.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        return _Run(job, slot, process, position, position)
 
 
 def _show_progress(one: _Run, command: str) -> None:

@@ -39,7 +39,7 @@ class Runs:
         """Bring the images and the weights into the first copy, and link them into the others."""
         first, *others = copies
         job = Job("images and weights", first.folder, ("download", "weights"))
-        runner.run_or_raise([job], self.slots[:1], self.command)
+        runner.run_or_raise([job], [runner.here()], self.command)
         workcopy.share((first.config.paths.images, first.config.paths.weights), [first, *others])
 
     def split(self, copies: Mapping[str, WorkCopy]) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.config import document, identity, params, validity
+from pipeline.config import document, identity, params
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.reruns import runner
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.versioning import dvc_lock, programs
 
@@ -32,12 +33,12 @@ class TrialResult:
     folder: Path  # of its params, dvc.lock and figures, or of its log if it failed; its name is the identity
 
 
-def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Machine) -> None:
-    """Raise UserError with the faults of the params that cannot run on this machine."""
+def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Machine | None) -> None:
+    """Raise UserError with the faults of the params that cannot run on this machine; None: on any machine."""
     raise_if_any(
         replace(fault, reason=f"{fault.reason}; in the trial {describe(values)}".removeprefix("; "))
         for values in trial_values
-        for fault in validity.faults(params.with_values(config, values), machine)
+        for fault in runner.faults(params.with_values(config, values), machine)
     )
 
 

@@ -19,6 +19,7 @@ from pipeline.base import files, locks
 from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
+from pipeline.reruns import slurm
 from pipeline.versioning import cache_repair, integrity, killed_dvc, programs
 from pipeline.versioning.integrity import Hashed
 
@@ -150,7 +151,11 @@ def clear(folder: Path, keep: Collection[str]) -> None:
 
 
 def wait_for_workers(folder: Path) -> None:
-    """Wait until no process of DVC or of this project works in a folder, or below it. Prints for which it waits."""
+    """Wait until no process of DVC or of this project works in a folder, or below it. Prints for which it waits.
+
+    Nor a job of Slurm, which the same command has left there.
+    """
+    slurm.wait(folder)
     last_pid = 0
     while folder.is_dir() and (pids := killed_dvc.workers(folder.resolve())):
         if pids[0] != last_pid:

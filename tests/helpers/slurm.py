@@ -39,8 +39,13 @@ MpiDefault=none
 SchedulerType=sched/builtin
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+SlurmdTimeout=10
+AuthInfo=cred_expire=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName=sn[1-2] NodeAddr=10.99.0.[1-2] CPUs=2 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES State=UP
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 """
 HOSTS = "127.0.0.1 localhost\n10.99.0.1 sn1\n10.99.0.2 sn2\n"
 
@@ -52,6 +57,10 @@ class Node:
     name: str
     enter: tuple[str, ...]
 
+    def kill(self) -> None:
+        """Kill everything that runs on this node, as a power cut would; the cable stays."""
+        self.output("sh", "-c", "kill -KILL -1")
+
     def output(self, *command: str) -> str:
         """What a command says on this node, also if it fails."""
         done = subprocess.run([*self.enter, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: PLW1510
@@ -62,7 +71,7 @@ class Node:
 def node(name: str, folder: Path) -> Iterator[Node]:
     """A node without a network. Everything on it is killed at the end of the block."""
     script = f"hostname {name} && mount --bind {folder}/hosts /etc/hosts && ip link set lo up && echo ready && "
-    first = ["sh", "-c", f"{script} while sleep 1; do :; done"]  # it also reads the exit status of orphans
+    first = ["sh", "-c", f"{script} while :; do sleep 1; done"]  # it also reads the exit status of orphans
     kinds = ("--net", "--uts", "--mount", "--pid")
     with subprocess.Popen(
         ["unshare", *kinds, "--fork", "--kill-child=KILL", "--mount-proc", *first], stdout=subprocess.PIPE, text=True
@@ -101,6 +110,6 @@ def cluster(folder: Path) -> Iterator[tuple[Node, Node]]:
             with (folder / f"{command[0]}-{on.name}.log").open("w") as log:
                 daemon = subprocess.Popen([*on.enter, *command], stdout=log, stderr=log)
             stack.callback(daemon.wait)  # after its node
-        while one.output("sinfo", "--noheader", "--Node", "--format=%T").split() != ["idle"] * 2:
+        while one.output("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split() != ["idle"] * 2:
             time.sleep(0.2)
         yield one, two

@@ -1,0 +1,119 @@
+"""`--on slurm`: the runs of a study are jobs of a real Slurm on two nodes, with the bytes of local processes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import STOPPED
+from pipeline.config import params
+from pipeline.reruns import runner, slurm
+from pipeline.reruns.runner import Job
+from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import slurm as nodes
+from tests.helpers import studies
+from tests.helpers.projects import call, create_project
+from tests.helpers.refusals import refuses
+from tests.helpers.slurm import Node
+from tests.helpers.trainings import wait_for
+from tests.test_folds import FOLDER, SMALL, outputs
+
+LONG: dict[str, Any] = SMALL | {"train__epochs": 60, "run__epoch_checkpoint_seconds": 0}
+FOLDS = (sys.executable, "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
+ON = ("--on", "slurm --exclusive")  # each job has a node of its own
+
+
+def start(node: Node, folder: Path, said: Path) -> subprocess.Popen[bytes]:
+    """A study on the cluster, started on this node. What it prints goes to a file."""
+    with said.open("w") as log:
+        command = [*node.enter, "env", f"--chdir={folder}", *FOLDS, *ON]
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def states(node: Node) -> list[str]:
+    """The states of all jobs in the queue, with their partitions."""
+    return node.output("squeue", "--noheader", "--format=%P %T").splitlines()
+
+
+@pytest.mark.slow("a cluster that has to start, and four trainings; make test has the job that Slurm gets")
+def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> None:
+    """Ctrl-C leaves the jobs, and the same command waits for them. Both are preempted, and then one loses its node:
+    Slurm queues them again, and they go on from their checkpoints.
+    """
+    local, project = (create_project(tmp_path / name / "project", **LONG) for name in ("local", "cluster"))
+    call(local, *FOLDS)
+    copies, said = project / FOLDER, tmp_path / "said"
+    with nodes.cluster(tmp_path / "slurm") as (node, other):
+
+        def wait_for_epoch(epoch: int, study: subprocess.Popen[bytes]) -> None:
+            wait_for(lambda: study.poll() is not None or len(studies.copies_at(copies, epoch)) == 2, "no epoch")
+            assert study.poll() is None, said.read_text()
+
+        first = start(node, project, said)
+        wait_for_epoch(2, first)
+        node.output("pkill", "-INT", "--full", "pipeline folds")
+        assert first.wait() == STOPPED
+        numbers = re.search(r"scancel ([\d ]+)", said.read_text())
+        assert numbers
+        assert len(numbers[1].split()) == len(states(node)) == 2
+        again = start(node, project, said)
+        wait_for(lambda: "waiting for job" in said.read_text(), "it does not wait")
+        node.output("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+        wait_for(lambda: states(node).count("main PENDING") == 2, "not preempted")
+        studies.remove_logs(copies)
+        wait_for_epoch(1, again)
+        other.kill()
+        assert again.wait() == 0, said.read_text()
+        restarts = re.findall(r"Restarts=(\d)", node.output("scontrol", "show", "job", "--oneliner"))
+    assert sorted(restarts)[-2:] == ["1", "2"]
+    assert outputs(project) == outputs(local)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with programs in the place of Slurm's: a job ends at once, at its time limit, without a status."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {
+        "sbatch": f'printf "%s\\n" "$@" > {folder}/words; cat > {folder}/script; echo 7',
+        "squeue": "true", "scontrol": "echo JobId=7 JobState=TIMEOUT Reason=TimeLimit",
+    }  # fmt: skip
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    return folder
+
+
+def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> None:
+    """The user's own options come last. A job that Slurm has ended is a failure that says so."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / runner.LOG).touch()
+    write_params(copy / "params.yaml", on_cpu(read_params(), train__threads=3, train__parallel="ddp", run__processes=2))
+    (slot,) = runner.slots(params.load(copy / "params.yaml"), 1, "slurm --time=1:00 --partition='a b'")
+    (outcome,) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
+    words = (stand_in / "words").read_text().splitlines()
+    assert {"--nodes=1", "--ntasks=1", "--cpus-per-task=6", f"--chdir={copy}", "--requeue"} < {*words}
+    assert words[-2:] == ["--time=1:00", "--partition=a b"]
+    assert "dvc repro --single-item train" in (stand_in / "script").read_text()
+    assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
+    assert "TIMEOUT" in outcome.failures[0].reason
+
+
+def test_a_place_that_is_not_there_is_refused(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another word than slurm; a machine without sbatch; nodes that only Slurm could start."""
+    config = params.parse(on_cpu(read_params()))
+    with refuses(("--on", "value")):
+        runner.slots(config, 1, "kubernetes")
+    nodes_of_torchrun = on_cpu(read_params(), train__parallel="ddp", run__processes=2, run__nodes=2)
+    with refuses(("run.launcher", "pair")):
+        runner.slots(params.parse(nodes_of_torchrun), 1, "slurm")
+    monkeypatch.setenv("PATH", str(stand_in / "nothing"))
+    with refuses(("--on", "machine")):
+        runner.slots(config, 1, "slurm")
