@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.base import files
 from pipeline.base.errors import STOPPED
 from pipeline.config import params
-from pipeline.reruns import runner, slurm
+from pipeline.reruns import runner, slurm, trial_copies
 from pipeline.reruns.runner import Job
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
@@ -87,6 +88,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    slurm._queue_at.cache_clear()  # of another test
     return folder
 
 
@@ -104,6 +106,23 @@ def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> No
     assert "dvc repro --single-item train" in (stand_in / "script").read_text()
     assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
     assert "TIMEOUT" in outcome.failures[0].reason
+
+
+def test_what_a_job_reads_stays_until_it_has_ended(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C has ended a sweep and left a job: the next start waits for it before it removes what all trials read."""
+    monkeypatch.chdir(tmp_path)
+    files.write_text(trial_copies.PROJECT / "data", "")
+    files.write_text(trial_copies.FOLDER / "trial" / slurm.JOB, "perennial-1")
+    (stand_in / "squeue").write_text("#!/bin/sh\nmkdir asked && echo perennial-1 7\n")
+    with refuses(("squeue", "failed")):  # Slurm does not answer the second time
+        trial_copies.drop_all()
+    assert (trial_copies.PROJECT / "data").exists()
+    (stand_in / "squeue").write_text("#!/bin/sh\n")
+    slurm._queue_at.cache_clear()
+    trial_copies.drop_all()
+    assert not [*trial_copies.FOLDER.iterdir()]
 
 
 def test_a_place_that_is_not_there_is_refused(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

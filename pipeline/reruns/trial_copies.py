@@ -49,7 +49,8 @@ def drop(folder: Path) -> None:
 
 
 def drop_all() -> None:
-    """Remove everything but the results of finished trials."""
+    """Remove everything but the results of finished trials, as soon as no process and no job works in any copy."""
+    workcopy.wait_for_workers(FOLDER)
     for path in FOLDER.glob("*/"):
         if path != RESULTS:
             drop(path)
