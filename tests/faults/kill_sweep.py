@@ -1,6 +1,6 @@
 """Kills a real `dvc repro` many times: no process stays, dvc.lock records nothing false, the bytes are the same.
 
-    python -m tests.faults.kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
+    python -m tests.faults.kill_sweep --trials 60 --seed 0 --out benchmarks/results/kill_sweep.json
     python -m tests.faults.kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
 
 The project is copied to a temporary folder and run there once without interruption (a small ResNet-18 on two CPU
