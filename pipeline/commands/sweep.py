@@ -170,9 +170,7 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
     """Print how long trials with so many epochs take, from a few training steps with the present settings."""
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
-    if not epochs:
-        return
-    if study.slots[0].sbatch:
+    if not epochs or study.slots[0].sbatch:  # nobody knows yet how fast the nodes are
         return
     rows = image_rows(study.config)
     with runner.cores_of(study.slots[0]):

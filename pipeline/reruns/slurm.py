@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
@@ -87,15 +88,10 @@ def submit(
     name = f"perennial-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:12]}"
     files.remove(folder / STATUS)
     files.write_text(folder / JOB, name)  # before there is a job: if this process is killed now, the next one waits
-    done = subprocess.run(
-        [sbatch[0], "--parsable", "--requeue", f"--job-name={name}", *place, *size, *sbatch[1:]],
-        input=SCRIPT.format(command=shlex.join(command), status=STATUS),
-        env=dict(environ), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        value = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(Fault("sbatch", value, "failed", remedy="change the options after --on slurm"))
-    return BatchJob(done.stdout.strip().partition(";")[0], name, folder, folder / log)
+    words = [sbatch[0], "--parsable", "--requeue", f"--job-name={name}", *place, *size, *sbatch[1:]]
+    script = SCRIPT.format(command=shlex.join(command), status=STATUS)
+    number = _ask(words, "change the options after --on slurm", input=script, env=dict(environ))
+    return BatchJob(number.strip().partition(";")[0], name, folder, folder / log)
 
 
 def wait(folder: Path) -> None:
@@ -122,18 +118,28 @@ def _queue() -> dict[str, str]:
 @functools.lru_cache(1)
 def _queue_at(_: int) -> dict[str, str]:
     """`_queue`, asked once in each interval of POLL_SECONDS."""
-    command = ("squeue", "--noheader", "--me", "--format=%j %i")
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        raise UserError(Fault(command[0], reason.strip(), "failed", remedy="run again when Slurm answers")) from None
+    lines = _ask(["squeue", "--noheader", "--me", "--format=%j %i"], "run again when Slurm answers").splitlines()
     return {name: number for name, _, number in (line.rpartition(" ") for line in lines)}
 
 
 def _state(number: str) -> str:
-    """The state of a job that has ended, as Slurm names it; empty if Slurm has forgotten it."""
-    done = subprocess.run(
-        ["scontrol", "show", "job", number, "--oneliner"], capture_output=True, text=True, check=False
-    )
-    return next((word.removeprefix("JobState=") for word in done.stdout.split() if word.startswith("JobState=")), "")
+    """The state of a job that has ended, as Slurm names it. Raises UserError if Slurm has forgotten it."""
+    words = _ask(["scontrol", "show", "job", number, "--oneliner"], "run again").split()
+    return next(word.removeprefix("JobState=") for word in words if word.startswith("JobState="))
+
+
+def _ask(command: Sequence[str], remedy: str, **options: Any) -> str:
+    """The output of a program of Slurm. Raises UserError, with its last line and the remedy, if it fails.
+
+    It has a process group of its own: Ctrl-C is for this process, which may be submitting a job.
+    """
+    try:
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, process_group=0, capture_output=True, text=True, check=False, **options
+        )
+    except OSError as error:
+        raise UserError(Fault(command[0], str(error), "failed", remedy=remedy)) from None
+    if done.returncode:
+        value = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(Fault(command[0], value, "failed", remedy=remedy))
+    return done.stdout
