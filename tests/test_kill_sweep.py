@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,11 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from benchmarks.harness import workspace
+from pipeline.commands import demo
 from pipeline.data import corrections
 from pipeline.versioning import dvc_lock, killed_dvc
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.faults import kill_sweep
 from tests.helpers.projects import commit
 from tests.helpers.trainings import wait_for, working_in
@@ -157,6 +160,20 @@ def test_a_cut_lock_is_put_back() -> None:
     Path("dvc.lock").write_bytes(b"")
     assert len(killed_dvc.repair()) == 1
     assert Path("dvc.lock").read_bytes() == content
+
+
+def test_a_lock_has_the_order_of_dvc_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ran first: the stages have their own bytes, and a lock that is cut stays as it is."""
+    lock = (PROJECT / demo.LOCK).read_text()
+    head, *blocks = re.split(r"(?m)^(?=  \w)", lock)
+    assert [block.partition(":")[0].strip() for block in blocks] == [*workspace.STAGES]
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PROJECT / "dvc.yaml", tmp_path)
+    mixed = head + "".join(blocks[3:] + blocks[:3])
+    for text, expected in ((mixed, lock), (mixed[:-200], mixed[:-200]), (lock, lock)):
+        dvc_lock.LOCK.write_text(text)
+        dvc_lock.put_in_order()
+        assert dvc_lock.LOCK.read_text() == expected
 
 
 @pytest.mark.usefixtures("done")

@@ -123,6 +123,7 @@ def repro(arguments: list[str]) -> int:
     report(before := cache_repair.repair(cache, stages))
     evaluation = summary.last_evaluation(paths)
     status = run(arguments)
+    dvc_lock.put_in_order()
     dvc_lock.backup()
     if status not in (STOPPED, 130):  # who stopped it waits for the prompt
         forecast.remember()

@@ -3,6 +3,7 @@
 Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC that is killed leaves it cut.
 """
 
+import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
@@ -137,6 +138,18 @@ def _stages() -> dict[str, dict[str, Any]]:
 def _parsed(text: str) -> dict[str, dict[str, Any]]:
     stages = YAML(typ="safe", pure=True).load(text)["stages"]
     return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
+
+
+def put_in_order() -> None:
+    """Write the stages of dvc.lock in the order of dvc.yaml, in the bytes that they have. A cut file stays as it is.
+
+    DVC writes them in the order in which they ran for the first time, which depends on the commands.
+    """
+    head, *blocks = re.split(r"^(?=  \w)", _whole_text(LOCK), flags=re.MULTILINE)
+    order = {f"  {stage}:": number for number, stage in enumerate(_stages())}
+    ordered = sorted(blocks, key=lambda block: order.get(block.partition("\n")[0], len(order)))
+    if ordered != blocks:
+        files.write_text(LOCK, head + "".join(ordered))
 
 
 def backup() -> None:
