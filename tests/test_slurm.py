@@ -48,7 +48,7 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
     local, project = (create_project(tmp_path / name / "project", **LONG) for name in ("local", "cluster"))
     call(local, *FOLDS)
     copies, said = project / FOLDER, tmp_path / "said"
-    with nodes.cluster(tmp_path / "slurm") as (node, other):
+    with nodes.cluster(tmp_path / "slurm", silent_seconds=10) as (node, other):
 
         def wait_for_epoch(epoch: int, study: subprocess.Popen[bytes]) -> None:
             wait_for(lambda: study.poll() is not None or len(studies.copies_at(copies, epoch)) == 2, "no epoch")

@@ -39,7 +39,7 @@ MpiDefault=none
 SchedulerType=sched/builtin
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-SlurmdTimeout=10
+SlurmdTimeout={silent_seconds}
 AuthInfo=cred_expire=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -87,15 +87,18 @@ def node(name: str, folder: Path) -> Iterator[Node]:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[tuple[Node, Node]]:
-    """Two nodes with Slurm's daemons; the first has the controller too. Skips the test where this cannot be."""
+def cluster(folder: Path, silent_seconds: int = 300) -> Iterator[tuple[Node, Node]]:
+    """Two nodes with Slurm's daemons; the first has the controller too. Skips the test where this cannot be.
+
+    Slurm gives up a node that does not answer for `silent_seconds` (300: Slurm's default), and ends its jobs.
+    """
     if absent := [name for name in NEEDED if shutil.which(name) is None]:
         pytest.skip(f"needs Slurm and iproute2 (apt-get install slurm-wlm iproute2): no {', '.join(absent)}")
     if os.geteuid() != 0:
         pytest.skip("needs to be root, as Slurm's daemons are here")
     (folder / "state").mkdir(parents=True)
     (folder / "hosts").write_text(HOSTS)
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder))
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, silent_seconds=silent_seconds))
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")  # the test's environment is restored after it
     with ExitStack() as stack, node("sn1", folder) as one, node("sn2", folder) as two:
         peer = two.enter[1].removeprefix("--target=")  # a process id of this test's namespace, so no other is entered
