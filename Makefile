@@ -95,7 +95,7 @@ gpu-packages: $(READY)  ## the packages that a bare GPU machine lacks, at most 1
 lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy
 	@hadolint docker/Dockerfile docker/lab/bases.Dockerfile
-	@shellcheck .ci/run requirements/perennial docker/*.sh docker/lab/*.sh
+	@shellcheck .ci/run requirements/perennial docker/*.sh docker/clusters/*.sh docker/lab/*.sh
 	@yamllint --strict --config-file .github/yamllint.yaml .github docker *.yaml .pre-commit-config.yaml CITATION.cff
 	@actionlint && zizmor --offline --quiet .github
 	@check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -15,9 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.config import params
 from pipeline.engine import rendezvous
+from pipeline.stages.launch import at_its_node
+from tests.conftest import on_cpu
 from tests.helpers import slurm
 from tests.helpers.nodes import TRAIN, TWO, nodes, start
+from tests.helpers.ranks import free_port
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, messages, outputs, small_world, wait_for, wait_for_epoch
 from tests.helpers.trainings import start as start_training
 
@@ -56,6 +61,27 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     assert not (second / "models").exists()
     assert not (second / "metrics").exists()
     assert "epoch" not in words
+
+
+def test_a_cluster_gives_a_node_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
+    """Two nodes in one folder, as of a shared volume: the same params, and the variables of a TrainJob of Kubeflow."""
+    host, port = "127.0.0.1", str(free_port())
+    folder = small_world(tmp_path, **TWO, run__nodes=2, run__rendezvous="node0:29400")
+    job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
+    finish(*(start(folder, TRAIN, **job, PET_NODE_RANK=str(rank)) for rank in (0, 1)))
+    assert outputs(folder) == one_node
+
+
+def test_a_cluster_with_other_numbers_than_the_params_is_refused(raw: dict[str, Any]) -> None:
+    """Each number that differs names its param. "auto" is no number."""
+    two = params.parse(on_cpu(raw, **TWO, run__nodes=2)).run
+    job = {"PET_NODE_RANK": "1", "PET_NNODES": "3"}
+    with refuses(("run.nodes", "differs"), ("run.processes / run.nodes", "differs")):
+        at_its_node(two, {**job, "PET_NPROC_PER_NODE": "4"})
+    with refuses(("run.nodes", "differs")):
+        at_its_node(two, {**job, "PET_NPROC_PER_NODE": "auto"})
+    assert at_its_node(two, {"PET_NODE_RANK": "1"}) == two.model_copy(update={"node_rank": 1})
+    assert at_its_node(two, {}) == two
 
 
 @pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")

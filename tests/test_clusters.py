@@ -1,0 +1,67 @@
+"""docker/clusters/: what clusters are given has their form, and starts a training."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubeflow_trainer_api.models as forms
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import PROJECT
+from tests.helpers import slurm
+from tests.helpers.projects import call, create_project
+from tests.helpers.trainings import outputs
+from tests.test_folds import SMALL
+
+CLUSTERS = PROJECT / "docker/clusters"
+TWO: dict[str, Any] = SMALL | {"train__parallel": "ddp", "run__processes": 2, "train__batch_size": 8}
+# srun without Pyxis and GPUs: a container's options are left out, and its folder is the host's.
+SRUN = """#!/bin/bash
+for word; do shift; case $word in --container-*) ;; *) set -- "$@" "$word" ;; esac; done
+exec env --unset=SLURM_GPUS_PER_NODE {srun} "$@"
+"""
+
+
+def test_every_field_of_the_trainjob_exists() -> None:
+    """Kubeflow's own models keep what they know, and leave out a field that they do not know."""
+    documents = list(YAML(typ="safe", pure=True).load_all(CLUSTERS / "kubeflow.yaml"))
+    assert [document["kind"] for document in documents] == ["TrainingRuntime", "TrainJob"]
+    for document in documents:
+        form = getattr(forms, f"TrainerV1alpha1{document['kind']}")
+        assert form.from_dict(document).to_dict() == document
+
+
+def test_the_trainjob_names_its_runtime_and_the_container_that_gets_the_variables() -> None:
+    """Kubeflow looks for the container `node` of the job that is marked as the trainer."""
+    runtime, job = YAML(typ="safe", pure=True).load_all(CLUSTERS / "kubeflow.yaml")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    (part,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert part["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = part["template"]["spec"]["template"]["spec"]["containers"]
+    assert part["name"] == container["name"] == "node"
+
+
+@pytest.mark.slow("a cluster that has to start, and two trainings; nothing shorter starts the script")
+def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real Slurm, and the host in the place of the container: the bytes of one node."""
+    one, two = create_project(tmp_path / "one", **TWO), tmp_path / "two"
+    call(one, sys.executable, "-m", "pipeline", "repro", "train")
+    create_project(two, **TWO, run__nodes=2, run__rendezvous="node0:29400")
+    call(two, sys.executable, "-m", "pipeline", "repro", "prepare", "weights")
+    with slurm.cluster(tmp_path / "slurm") as (node, _):
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "srun").write_text(SRUN.format(srun=node.output("which", "srun").strip()))
+        (programs / "srun").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURM_GPUS_PER_NODE", "1")
+        script = (CLUSTERS / "pyxis.sh").read_text().replace("#SBATCH --gpus-per-node=4\n", "").replace(
+            "perennial repro", "perennial repro train"
+        )  # fmt: skip
+        (two / "job.sh").write_text(script)
+        log = two / "job.log"
+        node.output("sbatch", "--wait", f"--chdir={two}", f"--output={log}", str(two / "job.sh"))
+    assert (two / "models").exists(), log.read_text()
+    assert outputs(two) == outputs(one)
