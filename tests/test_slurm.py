@@ -17,9 +17,9 @@ from pipeline.reruns.runner import Job
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
 from tests.helpers import studies
+from tests.helpers.network import Node
 from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
-from tests.helpers.slurm import Node
 from tests.helpers.trainings import wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
 
@@ -67,7 +67,7 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
         wait_for(lambda: states(node).count("main PENDING") == 2, "not preempted")
         studies.remove_logs(copies)
         wait_for_epoch(1, again)
-        other.kill()
+        other.signal("KILL")
         assert again.wait() == 0, said.read_text()
         restarts = re.findall(r"Restarts=(\d)", node.output("scontrol", "show", "job", "--oneliner"))
     assert sorted(restarts)[-2:] == ["1", "2"]
