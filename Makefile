@@ -41,7 +41,7 @@ $(READY): requirements/lock.txt
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
 	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 7 || { \
 		echo "setup: $$free GB free here; the environment takes about 6 GB, and pip needs room to unpack" >&2; exit 1; }
-	@echo "setup: installing about 6 GB into $(VENV)"
+	@echo "setup: installing about 6 GB into $(VENV); pip prints nothing until it ends, in 2 to 10 minutes"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
 	@$(VENV)/bin/python -m pipeline.reporting.plots_page
@@ -53,7 +53,7 @@ $(VENV)/bin/perennial: requirements/perennial | $(READY)
 
 # pip reads both locks, so that it changes no package of the first.
 $(READY_TESTS): requirements/test.txt $(READY)
-	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt"
+	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt, in about 2 minutes"
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		--requirement requirements/lock.txt --requirement requirements/test.txt
 	@touch $(READY_TESTS)

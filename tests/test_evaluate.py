@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from pipeline.base import files
@@ -126,13 +127,20 @@ def with_text(path: str, old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: files.write_text(folder / path, (folder / path).read_text().replace(old, new))
 
 
+def save_weights(folder: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
+    """Write other weights, which model.json names."""
+    before = files.sha256(folder / WEIGHTS)
+    save_file(tensors, folder / WEIGHTS)
+    with_text(MODEL, before, files.sha256(folder / WEIGHTS))(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "key", "kind"),
     [
         (lambda folder: (folder / MODEL).unlink(), MODEL, "missing"),
         (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS, "missing"),
         (lambda folder: os.truncate(folder / WEIGHTS, 10_000), WEIGHTS, "damaged"),
-        (lambda folder: save_file({"other": np.zeros(3, np.float32)}, folder / WEIGHTS), WEIGHTS, "differs"),
+        (lambda folder: save_weights(folder, {"other": np.zeros(3, np.float32)}), WEIGHTS, "differs"),
         (with_text("data/split.csv", "rose", "peony"), MODEL, "differs"),
         (with_text(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
         (with_text(MODEL, '"fit": "none"', '"fit": "squash"'), MODEL, "differs"),
@@ -157,7 +165,7 @@ def test_a_broken_model(copy: Path) -> None:
     largest = np.finfo(np.float32).max
     for kernel, bias, key in ((0, math.nan, str(weights)), (largest, largest, "the model's outputs")):
         tensors |= {"fc.weight": np.full_like(tensors["fc.weight"], kernel), "fc.bias": np.full(3, bias, np.float32)}
-        save_file(tensors, weights)
+        save_weights(copy, tensors)
         with refuses((key, "damaged")):
             evaluate.run(config_of(copy))
     assert not (copy / "metrics/eval.json").exists()

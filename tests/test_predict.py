@@ -248,6 +248,14 @@ def other_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
 
+def trained_again(folder: Path) -> None:
+    """Other weights, which model.json names; model.onnx is still of the last ones."""
+    weights = folder / "model.safetensors"
+    before = files.sha256(weights)
+    other_last_byte(weights)
+    replaced(before, files.sha256(weights))(folder)
+
+
 def replaced(old: str, new: str) -> Callable[[Path], object]:
     """A change of a text in model.json."""
     return lambda folder: files.write_text(folder / "model.json", (folder / "model.json").read_text().replace(old, new))
@@ -260,7 +268,7 @@ def replaced(old: str, new: str) -> Callable[[Path], object]:
         (lambda folder: (folder / "model.onnx").unlink(), "model.safetensors"),
         (lambda folder: files.write_text(folder / "model.onnx", ""), "model.safetensors"),  # evaluate.onnx: false
         (lambda folder: files.write_text(folder / "model.onnx", "x"), "model.safetensors"),
-        (lambda folder: other_last_byte(folder / "model.safetensors"), "model.safetensors"),  # of other weights
+        (trained_again, "model.safetensors"),
         (replaced("daisy", "oxeye"), "model.safetensors"),
         (replaced("native", "portable"), ""),  # not asked for here: it would set this process to another arithmetic
     ],
@@ -282,6 +290,20 @@ def test_a_folder_is_computed_from_onnx_if_it_is_of_these_weights(
         assert f"{models}/{computes}" in line
         assert ask(image, model=models / "model.safetensors") == 0
         assert capsys.readouterr().err.splitlines() == no_limit
+
+
+def test_damaged_weights_are_never_used(exporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """model.onnx computes, which is whole. If it is asked for, or there is no other, the damaged file is refused."""
+    models = shutil.copytree(exporting / "models", tmp_path / "models")
+    image = next((exporting / "data/images").rglob("*.png"))
+    other_last_byte(models / "model.safetensors")
+    assert ask(image, model=models) == 0
+    assert f"{models}/model.onnx" in capsys.readouterr().err
+    with refuses((models / "model.safetensors", "damaged")):
+        ask(image, model=models / "model.safetensors")
+    (models / "model.onnx").unlink()
+    with refuses((models / "model.safetensors", "damaged")):
+        ask(image, model=models)
 
 
 @pytest.mark.parametrize(("given", "key"), [("nowhere", "nowhere"), (".", "model.json"), ("", "models/model.json")])

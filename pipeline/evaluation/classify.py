@@ -71,7 +71,8 @@ def open_onnx(path: Path) -> "OnnxModel":
 def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxModel | str":
     """The opened model.onnx of a folder, or the reason why it is not used.
 
-    `export` writes no file that gives another class for a test image. The file has the hash of its weights.
+    `export` writes no file that gives another class for a test image. It has the hash of its weights, and so has
+    model.json.
     """
     path, weights = models / ONNX, models / WEIGHTS
     reasons = (
@@ -80,7 +81,7 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
          f"train.arithmetic was portable; --model {path} is faster, with other last digits"),
         (not path.is_file() or path.stat().st_size == 0,
          f"{path} is missing or empty; to be faster: evaluate.onnx: true, then perennial repro (or dvc pull)"),
-        (not weights.is_file(),
+        (not (model_json.weights or weights.is_file()),
          f"nothing says that {path} is of this model without that file; --model {path} needs no other"),
     )  # fmt: skip
     for applies, reason in reasons:
@@ -90,7 +91,8 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
         model = open_onnx(path)
     except UserError as error:
         return f"of an error: {error}"
-    if (model.classes, model.view, model.weights) != (model_json.classes, model_json.view, files.sha256(weights)):
+    expected = model_json.weights or files.sha256(weights)
+    if (model.classes, model.view, model.weights) != (model_json.classes, model_json.view, expected):
         return f"{path} is of another model; to be faster: perennial repro export, or dvc checkout"
     return model
 
@@ -146,7 +148,7 @@ def check_limits(limits: Limits, request: Request) -> Limits:
     if limits.reason and request.coverage:
         raise UserError(Fault("--coverage", str(request.coverage), "missing", limits.reason, remedy="leave it out"))
     if limits.reason:
-        print(f"predict: every image gets a class, because {limits.reason}", file=sys.stderr)
+        print(f"predict: no image is answered with 'none of the classes', because {limits.reason}", file=sys.stderr)
     return limits
 
 

@@ -56,6 +56,7 @@ class Description:
     export: Literal["last", "best", "ema"]
     epoch: schema.Count
     arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it
+    weights: schema.Sha256 | Literal[""] = ""  # of model.safetensors, which is refused if it has another hash; as above
 
 
 def usable_arithmetic(models: Path) -> Arithmetic:

@@ -1,7 +1,7 @@
 """The model as it is versioned: model.safetensors, model.json and config.json in models/. Written by train."""
 
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from pipeline.loader import augment, center
 from pipeline.loader.batches import CenterCrops
 from pipeline.models import description, hub, network
 from pipeline.models.description import REMEDY, Description, View
+
+RESTORE = "restore both: perennial repro (or dvc checkout), or copy the folder again"
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
 
 def save(models: Path, weights: dict[str, Tensor], description: Description) -> None:
     """Write model.safetensors, model.json and config.json."""
-    save_weights(models / "model.safetensors", weights)
-    files.write_json(models / "model.json", asdict(description))
+    save_weights(path := models / "model.safetensors", weights)
+    files.write_json(models / "model.json", asdict(replace(description, weights=files.sha256(path))))
     files.write_json(models / hub.FILE, hub.config(description))
 
 
@@ -65,12 +67,13 @@ def load(models: Path) -> ExportedModel:
         remedy = "train again (perennial repro), or use the code that trained it"
         raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
     with schema.reading(weights, REMEDY, SafetensorError), weights.open("rb"):  # open raises a clearer error
+        if model_json.weights not in ("", files.sha256(weights)):
+            raise UserError(Fault(str(weights), f"another file than {path} names", "damaged", remedy=RESTORE))
         tensors = safetensors.torch.load_file(weights)
     if fault := network.weights_fault(tensors):
         raise damaged(weights, fault, REMEDY)
     model = f"the {model_json.model} with {len(model_json.classes)} classes of {path}"
-    remedy = "restore both (dvc checkout) or train again (perennial repro)"
-    other_weights = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=remedy))
+    other_weights = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=RESTORE))
     if len(model_json.classes) not in {len(tensor) for tensor in tensors.values() if tensor.ndim > 0}:
         raise other_weights  # before a model of so many classes is built
     net = network.build(model_json.model, len(model_json.classes), seed=0)

@@ -102,7 +102,8 @@ def compare_preprocessing(config: Params, model: Any, predictions: Any) -> dict[
     names = [model.classes[guess] for guess in guesses]
     changes = int((guesses != predictions.best_classes).sum())
     right = sum(name == label for name, label in zip(names, predictions.labels, strict=True))
-    print(f"export: with other libraries' preprocessing {changes:,} of {len(names):,} test images get another class")
+    counts = f"{changes:,} of {len(names):,} test images get another class"
+    print(f"export: with other libraries' preprocessing {counts}; they resize a photo in another way (docs/hand-on.md)")
     return {"changed": changes, "right": right}
 
 

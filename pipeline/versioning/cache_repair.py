@@ -32,7 +32,7 @@ LARGE = 4e9  # bytes to read; from this size on, a message comes first
 IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 THEM = "the files above"
-REMADE = "DVC takes it from its cache, or makes it again"
+REMADE = "DVC restores what dvc.lock names from its cache, or makes it again"
 MOST_NAMED = 5  # outputs
 DURING = Fault(THEM, "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again")
 BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; then: perennial repro")
