@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline.config import params
 from pipeline.engine import rendezvous
 from pipeline.stages.launch import at_its_node
 from tests.conftest import on_cpu
+from tests.faults import network
 from tests.helpers import slurm
 from tests.helpers.nodes import TRAIN, TWO, nodes, start
 from tests.helpers.ranks import free_port
@@ -188,6 +190,15 @@ def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
     assert rendezvous.first_host(nodelist) == first
 
 
+def test_the_interface_that_leads_to_a_host() -> None:
+    """An address of this machine leads to its own interface. The loopback reaches no other node."""
+    assert rendezvous.interface_to("127.0.0.1") == ""
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                assert rendezvous.interface_to(entry.address) == name
+
+
 @pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
 def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
     """run.launcher: slurm outside a job."""
@@ -195,6 +206,16 @@ def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) 
     process = start(folder, TRAIN, **inside)
     assert process.communicate()[1].startswith("train: run.launcher: slurm: ")
     assert process.returncode == 1
+
+
+@pytest.mark.slow("waits of a cut cable, and up to four starts; make test has two nodes that write the bytes of one")
+@pytest.mark.parametrize("name", ["cable cut for 12 s, with restarts", "node 0 killed"])
+def test_a_network_that_fails_costs_no_byte(name: str, tmp_path: Path) -> None:
+    """Nodes with addresses of their own: launchers start again by themselves, or say which node has ended."""
+    (case,) = (case for case in network.CASES if case.name == name)
+    outcome = network.run_case(case, tmp_path)
+    assert outcome.named, outcome
+    assert outcome.same, outcome
 
 
 SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]

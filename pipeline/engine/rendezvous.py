@@ -1,10 +1,14 @@
 """The rendezvous of the processes of a run, and the messages that they exchange before they can exchange tensors."""
 
+import ipaddress
 import os
 import re
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
+import psutil
 import torch.distributed as dist
 
 from pipeline.base.errors import Fault, UserError
@@ -35,6 +39,21 @@ def first_host(nodelist: str) -> str:
     if first is None:
         raise ValueError(f"SLURM_STEP_NODELIST: {nodelist!r} is not a list of hosts")
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
+
+
+def interface_to(host: str) -> str:
+    """The name of the network interface that leads to a host; empty if the host is this machine alone, or unknown.
+
+    gloo takes the interface with the address of this machine's name, which other nodes may not reach.
+    """
+    with suppress(OSError):
+        family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing
+            own = probe.getsockname()[0]
+        names = [name for name, entries in psutil.net_if_addrs().items() if own in {entry.address for entry in entries}]
+        return "".join(names[:1]) if not ipaddress.ip_address(own).is_loopback else ""
+    return ""
 
 
 def connect_store(world: World, timeout_seconds: int) -> Store:

@@ -127,7 +127,7 @@ class Case:
 
 SPAWN = {"run__launcher": "spawn"}
 RESTARTS = {"run__max_restarts": 2}
-ON_0, ON_1, MEETING = r"process \d of \d .*on n0 ", r"process \d of \d .*on n1 ", r"^launch: .*run\.rendezvous"
+ON_0, ON_1, MEETING = r"process \d of \d .*on n0 ", r"process \d of \d .*on n1 ", r"run\.rendezvous: .* meet "
 CASES = (
     Case("two nodes"),
     Case("three nodes", nodes=3),
@@ -140,7 +140,7 @@ CASES = (
     Case("node 1 killed", kill(1), ON_1),
     Case("node 0 killed", kill(0), ON_0),
     Case("node 1 killed, spawn", kill(1), ON_1, lines=SPAWN),
-    Case("200 ms of delay", slow(0.2), at_start=True),
+    Case("200 ms of delay", slow(0.2), at_start=True, lines={"train__epochs": 6}),
     Case("5 % of the frames lost", slow(lost_of=20), at_start=True),
     Case("another interface first", other_interface_first, at_start=True),
     Case("port taken", take_port, MEETING, at_start=True),
