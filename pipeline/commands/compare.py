@@ -126,8 +126,8 @@ def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
     """McNemar's test of the predictions of two revisions on the same images, in words."""
     test = metrics.mcnemar(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counts = (
-        f"{test.first_alone} images that only {names[0]} has right, {test.second_alone} that only {names[1]} has "
-        f"right; McNemar's exact test, level {100 * metrics.LEVEL:g} %"
+        f"images that only {names[0]} has right: {test.first_alone}, that only {names[1]} has right: "
+        f"{test.second_alone}; McNemar's exact test, level {100 * metrics.LEVEL:g} %"
     )
     better, worse = (names[1], names[0]) if test.points > 0 else (names[0], names[1])
     difference = f"{abs(test.points):.1f} points more on these {test.images} images"
