@@ -54,8 +54,10 @@ def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: py
         programs = tmp_path / "programs"
         programs.mkdir()
         (programs / "srun").write_text(SRUN.format(srun=node.output("which", "srun").strip()))
-        (programs / "srun").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+        (programs / "perennial").write_text(f'#!/bin/sh\nexec {sys.executable} -m pipeline "$@"\n')
+        for program in programs.iterdir():
+            program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_GPUS_PER_NODE", "1")
         script = (CLUSTERS / "pyxis.sh").read_text().replace("#SBATCH --gpus-per-node=4\n", "").replace(
             "perennial repro", "perennial repro train"

@@ -23,7 +23,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
 
-LONG: dict[str, Any] = SMALL | {"train__epochs": 60, "run__epoch_checkpoint_seconds": 0}
+LONG: dict[str, Any] = SMALL | {"train__epochs": 150, "run__epoch_checkpoint_seconds": 0}
 FOLDS = (sys.executable, "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
 ON = ("--on", "slurm --exclusive")  # each job has a node of its own
 
@@ -61,11 +61,12 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
         numbers = re.search(r"scancel ([\d ]+)", said.read_text())
         assert numbers
         assert len(numbers[1].split()) == len(states(node)) == 2
-        again = start(node, project, said)
-        wait_for(lambda: "waiting for job" in said.read_text(), "it does not wait")
+        # At once: the jobs go on without the study, and must not end before they are preempted.
         node.output("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
         wait_for(lambda: states(node).count("main PENDING") == 2, "not preempted")
         studies.remove_logs(copies)
+        again = start(node, project, said)
+        wait_for(lambda: "waiting for job" in said.read_text(), "it does not wait")
         wait_for_epoch(1, again)
         other.signal("KILL")
         assert again.wait() == 0, said.read_text()
