@@ -33,16 +33,6 @@ def test_every_field_of_the_trainjob_exists() -> None:
         assert form.from_dict(document).to_dict() == document
 
 
-def test_the_trainjob_names_its_runtime_and_the_container_that_gets_the_variables() -> None:
-    """Kubeflow looks for the container `node` of the job that is marked as the trainer."""
-    runtime, job = YAML(typ="safe", pure=True).load_all(CLUSTERS / "kubeflow.yaml")
-    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    (part,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    assert part["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    (container,) = part["template"]["spec"]["template"]["spec"]["containers"]
-    assert part["name"] == container["name"] == "node"
-
-
 @pytest.mark.slow("a cluster that has to start, and two trainings; nothing shorter starts the script")
 def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real Slurm, and the host in the place of the container: the bytes of one node."""

@@ -107,6 +107,9 @@ def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> No
     assert "dvc repro --single-item train" in (stand_in / "script").read_text()
     assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
     assert "TIMEOUT" in outcome.failures[0].reason
+    (stand_in / "scontrol").write_text("#!/bin/sh\nexit 1\n")  # Slurm has forgotten the job by now
+    (outcome,) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
+    assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
 
 
 def test_what_a_job_reads_stays_until_it_has_ended(

@@ -77,14 +77,14 @@ def load(config: Params, revision: str) -> Model:
         folder = Path(temporary)
         fetch(revision, [*names, metrics], folder)
         try:
-            model_description, net = description.load(folder), exported.load(folder).net
+            model_description, model = description.load(folder), exported.load(folder)
         except UserError as error:
             raise UserError(*(_of_revision(fault, folder, revision) for fault in error.faults)) from None
         text = figures.path(folder, TrainFigures).read_bytes()
         return Model(
             description=model_description,
-            weights=network.export_state(net),
-            digest=files.sha256(folder / "model.safetensors"),
+            weights=network.export_state(model.net),
+            digest=model.weights,
             accuracy=figures.parse(text, TrainFigures, f"{metrics} of {revision}", REMEDY).val_accuracy,
         )
 

@@ -51,8 +51,11 @@ def interface_to(host: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)  # sends nothing
             own = probe.getsockname()[0]
-        names = [name for name, entries in psutil.net_if_addrs().items() if own in {entry.address for entry in entries}]
-        return "".join(names[:1]) if not ipaddress.ip_address(own).is_loopback else ""
+        if not ipaddress.ip_address(own).is_loopback:
+            owners = (
+                name for name, entries in psutil.net_if_addrs().items() if own in {each.address for each in entries}
+            )
+            return next(owners, "")
     return ""
 
 

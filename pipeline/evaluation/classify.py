@@ -132,7 +132,7 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
-    limits = check_limits(acceptance.limits_of(models, request.coverage), request)
+    limits = check_limits(acceptance.limits(acceptance.read(models), model.weights, request.coverage), request)
     world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
     limit = request.max_pixels or config.split.max_pixels
     for image in photos.load_images(request.images, model.view, limit, refusals):

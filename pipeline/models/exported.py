@@ -31,6 +31,7 @@ class ExportedModel:
     classes: tuple[str, ...]
     view: View
     arithmetic: Arithmetic = "native"
+    weights: str = ""  # SHA-256 of model.safetensors; empty for a model that was not loaded
 
 
 def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
@@ -67,7 +68,8 @@ def load(models: Path) -> ExportedModel:
         remedy = "train again (perennial repro), or use the code that trained it"
         raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
     with schema.reading(weights, REMEDY, SafetensorError), weights.open("rb"):  # open raises a clearer error
-        if model_json.weights not in ("", files.sha256(weights)):
+        digest = files.sha256(weights)
+        if model_json.weights not in ("", digest):
             raise UserError(Fault(str(weights), f"another file than {path} names", "damaged", remedy=RESTORE))
         tensors = safetensors.torch.load_file(weights)
     if fault := network.weights_fault(tensors):
@@ -81,7 +83,7 @@ def load(models: Path) -> ExportedModel:
         loop.load_model_state(net, tensors)
     except RuntimeError:
         raise other_weights from None
-    return ExportedModel(net, model_json.classes, model_json.view, model_json.arithmetic)
+    return ExportedModel(net, model_json.classes, model_json.view, model_json.arithmetic, digest)
 
 
 class Normalization(nn.Module):

@@ -123,23 +123,28 @@ def _queue_at(_: int) -> dict[str, str]:
 
 
 def _state(number: str) -> str:
-    """The state of a job that has ended, as Slurm names it. Raises UserError if Slurm has forgotten it."""
-    words = _ask(["scontrol", "show", "job", number, "--oneliner"], "run again").split()
-    return next(word.removeprefix("JobState=") for word in words if word.startswith("JobState="))
+    """The state of a job that has ended, as Slurm names it; "unknown" some minutes after its end (MinJobAge)."""
+    words = _run(
+        ["scontrol", "show", "job", number, "--oneliner"], "see whether Slurm is installed here"
+    ).stdout.split()
+    return next((word.removeprefix("JobState=") for word in words if word.startswith("JobState=")), "unknown")
 
 
 def _ask(command: Sequence[str], remedy: str, **options: Any) -> str:
-    """The output of a program of Slurm. Raises UserError, with its last line and the remedy, if it fails.
-
-    It has a process group of its own: Ctrl-C is for this process, which may be submitting a job.
-    """
-    try:
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            command, process_group=0, capture_output=True, text=True, check=False, **options
-        )
-    except OSError as error:
-        raise UserError(Fault(command[0], str(error), "failed", remedy=remedy)) from None
+    """The output of a program of Slurm. Raises UserError, with its last line and the remedy, if it fails."""
+    done = _run(command, remedy, **options)
     if done.returncode:
         value = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(Fault(command[0], value, "failed", remedy=remedy))
     return done.stdout
+
+
+def _run(command: Sequence[str], remedy: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a program of Slurm to its end. Raises UserError, with the remedy, if it cannot be started.
+
+    It has a process group of its own: Ctrl-C is for this process, which may be submitting a job.
+    """
+    try:
+        return subprocess.run(command, process_group=0, capture_output=True, text=True, check=False, **options)
+    except OSError as error:
+        raise UserError(Fault(command[0], str(error), "failed", remedy=remedy)) from None

@@ -87,13 +87,18 @@ def acceptance_rows(data: Packed) -> NDArray[np.int64]:
     return np.array(sorted(order[: acceptance.MOST_IMAGES]), np.int64)
 
 
-def write_acceptance(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDArray[np.float64]) -> None:
-    """Write acceptance.json from the log-probabilities [len(rows), classes] of validation images."""
-    models, probabilities = Path(config.paths.models), np.exp(log_probs)
+def write_acceptance(
+    config: Params, data: Packed, weights: str, rows: NDArray[np.int64], log_probs: NDArray[np.float64]
+) -> None:
+    """Write acceptance.json from the log-probabilities [len(rows), classes] of validation images.
+
+    `weights`: SHA-256 of the model.
+    """
+    probabilities = np.exp(log_probs)
     own = probabilities[np.arange(len(rows)), data.labels[rows]].tolist()
-    weights, highest = files.sha256(models / "model.safetensors"), probabilities.max(1).tolist()
-    coverage, classes = config.evaluate.coverage, len(data.classes)
-    acceptance.write(models, acceptance.make(weights, coverage, highest, own, classes))
+    highest, coverage = probabilities.max(1).tolist(), config.evaluate.coverage
+    content = acceptance.make(weights, coverage, highest, own, len(data.classes))
+    acceptance.write(Path(config.paths.models), content)
 
 
 def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
@@ -167,7 +172,7 @@ def run(config: Params) -> None:
             )
     if world.is_main:
         log_probs = inference.log_probabilities(logits)
-        write_acceptance(config, data, others, log_probs[len(rows) :])
+        write_acceptance(config, data, model.weights, others, log_probs[len(rows) :])
         print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")
 

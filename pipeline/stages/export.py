@@ -63,10 +63,9 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
         value, remedy = f"not of the test images of {paths.split}", "run perennial repro evaluate first"
         raise UserError(Fault(str(table), value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
-        weights = files.sha256(Path(paths.models) / "model.safetensors")
         frame.tell("export: torch writes the model as ONNX, which takes some seconds")
         scores = acceptance.read(Path(paths.models))
-        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights, scores))
+        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), model.weights, scores))
         runtime = onnx_file.load(temporary, linux.usable_cores())
         probabilities = onnx_check.onnx_probabilities(runtime, data, rows, batch_size)
         below = onnx_check.limit(predictions, probabilities, model.classes)

@@ -94,27 +94,29 @@ def on_this_node(run: Run) -> Run:
     return run.model_copy(update=alone)
 
 
-def at_its_node(run: Run, environ: Mapping[str, str]) -> Run:
+def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     """The run with this node's number and the address of node 0, if a cluster gives them in torchrun's variables.
 
     Kubeflow Trainer does. Raises UserError if the cluster has other numbers of nodes or processes than the params.
-    [torch, argparse_util.py: PET_ and the name of an option of torchrun is the default of the option]
+    [torch, argparse_util.py: PET_ and the name of an option of torchrun is the option's default]
     """
     if "PET_NODE_RANK" not in environ:
         return run
-    expected = {
-        "PET_NNODES": ("run.nodes", str(run.nodes)),
-        "PET_NPROC_PER_NODE": ("run.processes / run.nodes", str(run.processes // run.nodes)),
+    nodes, per_node = str(run.nodes), str(run.processes // run.nodes)
+    allowed = {
+        "PET_NODE_RANK": ("run.nodes", nodes, [str(rank) for rank in range(run.nodes)]),
+        "PET_NNODES": ("run.nodes", nodes, [nodes, ""]),
+        # torchrun's words for "as many as there are"
+        "PET_NPROC_PER_NODE": ("run.processes / run.nodes", per_node, [per_node, "", "auto", "gpu", "cpu"]),
     }
     errors.raise_if_any(
         Fault(key, value, "differs", f"the cluster has {name}={environ[name]}", remedy="make both equal")
-        for name, (key, value) in expected.items()
-        if environ.get(name, "auto") not in (value, "auto", "gpu", "cpu")  # torchrun's words for "as many as there are"
+        for name, (key, value, values) in allowed.items()
+        if environ.get(name, "") not in values
     )
-    place = {"node_rank": int(environ["PET_NODE_RANK"])}
-    if "PET_MASTER_ADDR" not in environ:
-        return run.model_copy(update=place)
-    return run.model_copy(update=place | {"rendezvous": f"{environ['PET_MASTER_ADDR']}:{environ['PET_MASTER_PORT']}"})
+    host, port = environ.get("PET_MASTER_ADDR"), environ.get("PET_MASTER_PORT", "29500")  # torchrun's default
+    place = {"rendezvous": f"{host}:{port}"} if host else {}
+    return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
 def main(arguments: Namespace) -> int:
@@ -129,7 +131,7 @@ def main(arguments: Namespace) -> int:
         set_variables(config.train, arithmetic)
         check_apex(config.train)
         check_timm(config.train)
-        run = on_this_node(config.run) if name == "evaluate" else at_its_node(config.run, os.environ)
+        run = on_this_node(config.run) if name == "evaluate" else placed_by_cluster(config.run, os.environ)
         frame.tell(f"{name}: starting processes: {run.processes}")
         with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
 

@@ -51,7 +51,7 @@ class Switch:
     """What happens to frames. The fields can be changed at any time; nodes are numbered from 0."""
 
     seconds: float = 0.0  # for which each frame is held back
-    lost_of: int = 0  # every so manieth frame is lost; 0: none
+    lost_of: int = 0  # one of so many frames is lost; 0: none
     cut: set[int] = field(default_factory=set)  # nodes whose cable is cut
 
     def carry(self, ports: list[int], is_closed: Callable[[], bool]) -> None:
@@ -62,13 +62,13 @@ class Switch:
             for port in select.select(ports, [], [], wait)[0]:
                 frame, count = os.read(port, 2**16), count + 1
                 if not (self.lost_of and count % self.lost_of == 0):
-                    held.append((time.monotonic() + self.seconds, port, frame))
+                    held.append((time.monotonic() + self.seconds, ports.index(port), frame))
             while held and held[0][0] <= time.monotonic():
                 _, source, frame = held.popleft()
-                for number, port in enumerate(ports):
-                    if port != source and not self.cut & {number, ports.index(source)}:
+                for number in {*range(len(ports))} - {source}:
+                    if not self.cut & {number, source}:
                         with suppress(OSError):  # the interface is down
-                            os.write(port, frame)
+                            os.write(ports[number], frame)
 
 
 def address(number: int) -> str:
