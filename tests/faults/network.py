@@ -116,7 +116,8 @@ def other_interface_first(scene: Scene) -> None:
     for number, node in enumerate(scene.nodes):
         place, copy = f"172.31.{number}.1", f"/tmp/h-{node.name}"
         steps = (
-            f"ip link add aa0 type dummy && ip addr add {place}/24 dev aa0 && ip link set aa0 up",
+            f"ip link add aa0 type veth peer name aa1 && ip addr add {place}/24 dev aa0 && ip link set aa0 up",
+            "ip link set aa1 up",
             f"sed 's/^[0-9.]* {node.name}$/{place} {node.name}/' /etc/hosts > {copy}",
             f"mount --bind {copy} /etc/hosts && rm {copy} && getent hosts {node.name} | grep -q {place}",
         )
