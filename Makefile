@@ -89,7 +89,7 @@ test-packages:
 test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU, or two, can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
-gpu-packages: $(READY)  ## the packages that a bare GPU machine lacks, at most 11 MiB: PACKAGES=<folder> APEX_WHEEL=<file>
+gpu-packages: $(READY)  ## the packages that a bare GPU machine lacks, at most 16 MiB: PACKAGES=<folder> APEX_WHEEL=<file>
 	@python -m benchmarks gpu --write-packages "$(or $(PACKAGES),.gpu-packages)" $(if $(APEX_WHEEL),--apex-wheel "$(APEX_WHEEL)")
 
 lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file

@@ -52,7 +52,7 @@ PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "wa
 FIRST = ("collect", "bits")  # if one of them fails, the command stops
 DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
 APEX = ("amp_C", "apex_C", "syncbn")  # its extensions (docker/build_apex.py)
-MOST_BYTES = 11 * 2**20  # of the folder of packages: it travels to the machine in each call
+MOST_BYTES = 16 * 2**20  # of the folder of packages: it travels to the machine in each call
 STOPPED = 75  # exit status: run again to continue, as for the stages
 GRACE_SECONDS = 15  # time for a part to end
 

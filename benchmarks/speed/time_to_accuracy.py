@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row
+from pipeline.base import files
 from pipeline.config import machine
 from pipeline.data import split_table
 from pipeline.evaluation import figures
@@ -82,11 +83,15 @@ def run(folder: Path, name: str, target: float) -> Row:
         "reached": accuracy >= target,
         "from_start_s": last - done.began,
         "from_first_step_s": last - first,
+        "weights": files.sha256(folder / "models/model.safetensors")[:12],
     }
 
 
 def conclude(report: Report, target: float) -> None:
-    """Write how many seeds have reached the target, and the medians; those with graphs beside those without."""
+    """Write how many seeds have reached the target, and the medians; those with graphs beside those without.
+
+    Both have the same weights, of every seed.
+    """
     plain, graphs = (
         [row for name, row in report.rows.items() if name.endswith(GRAPHS) is has_graphs]
         for has_graphs in (False, True)
@@ -97,6 +102,9 @@ def conclude(report: Report, target: float) -> None:
             times[f"reached{suffix}"] = f"{sum(row['reached'] for row in rows)} of {len(rows)}"
             for time in ("from_start_s", "from_first_step_s"):
                 times[time + suffix] = median(row[time] for row in rows)
+    if graphs:
+        equal = sum(one["weights"] == other["weights"] for one, other in zip(plain, graphs, strict=True))
+        times["same_weights_with_graphs"] = f"{equal} of {len(plain)}"
     report.conclude(target=target, **times)
 
 
