@@ -55,7 +55,7 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
         assert figures.LINES[name](report | {"rows": report["rows"] | of_table})  # the table has one size of images
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
-    assert name in ("planning", "arithmetic") or report["conditions"]["photos"]
+    assert name in ("planning", "arithmetic", "steps") or report["conditions"]["photos"]
 
 
 def test_no_device_is_no_report(tmp_path: Path) -> None:

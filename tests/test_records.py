@@ -1,5 +1,6 @@
 """Every recorded figure names what it was made of and by: the images, and a commit that exists."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import measuring
 from benchmarks.harness.measuring import RESULTS
 from pipeline.commands import folds
 from pipeline.config import params
@@ -56,6 +58,21 @@ def test_a_measured_figure_is_of_a_commit_that_exists(path: Path) -> None:
     """The benchmarks and the fault campaigns: the code was committed, and its commit is in the history."""
     is_there = commit_of(json.loads(path.read_bytes())) in history()
     assert is_there == (path.name not in TO_BE_MEASURED_AGAIN)
+
+
+@pytest.mark.parametrize("path", [path for path in REPORTS if path.stem.endswith("_cuda")], ids=lambda path: path.name)
+def test_a_figure_of_a_gpu_is_of_the_code_of_its_commit(path: Path, tmp_path: Path) -> None:
+    """A GPU machine has no repository, so a variable named the commit. The report also has the digest of the code."""
+    conditions = json.loads(path.read_bytes())["conditions"]
+    if conditions["commit"] not in history():
+        pytest.fail(f"no commit {conditions['commit']}")
+    archive = subprocess.run(
+        ["git", "archive", conditions["commit"], *measuring.CODE, "params.yaml"],
+        cwd=PROJECT, capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert measuring.code(tmp_path) == conditions["code"]
 
 
 def test_a_document_uses_every_report() -> None:

@@ -93,9 +93,9 @@ def _version(name: str) -> str:
         return "missing"
 
 
-def code() -> str:
+def code(top: Path = Path(__file__).parents[2]) -> str:
     """The SHA-256 of the pipeline's modules and params, of the benchmarks and GPU tests, as there may be no git."""
-    sha, top = hashlib.sha256(), Path(__file__).parents[2]
+    sha = hashlib.sha256()
     modules = (path for folder in CODE for path in (top / folder).rglob("*.py"))
     for path in sorted([*modules, top / "params.yaml"]):
         sha.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
@@ -103,11 +103,16 @@ def code() -> str:
 
 
 def commit() -> str:
-    """The commit, with "-dirty" if the code differs from it. Without a repository, the value of the variable COMMIT."""
+    """The value of the variable COMMIT; without it the commit here, with "-dirty" if the code differs from it.
+
+    A machine that has only a copy of the code may have another repository around it, or no git.
+    """
+    if name := os.environ.get("COMMIT"):
+        return name
     try:
-        return programs.code_version(*MEASURED) or os.environ.get("COMMIT", "")
+        return programs.code_version(*MEASURED)
     except OSError:  # no git
-        return os.environ.get("COMMIT", "")
+        return ""
 
 
 def check_commit(device: str) -> None:

@@ -8,7 +8,8 @@ It needs no network, and a Python with torch, torchvision, numpy, numba, scipy, 
 tensorboard and timm. Photos come from an archive; what the stages before training make of them is kept in
 FOLDER.store, for all parts but `loader`, which measures it. After --minutes it stops with exit status 75. Called again
 with the same FOLDER it continues after the last row; on another machine with the same kind of GPU, copy the files of
-FOLDER first. The variable OUT may name the folder. Where there is no Git, the variable COMMIT must name the commit.
+FOLDER first. The variable OUT may name the folder. Where the repository of the code is not, the variable
+COMMIT must name the commit.
 
 This module imports the standard library alone: other packages may be in the folder.
 """

@@ -49,7 +49,7 @@ GPU = {
     "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), crop_scale=(0.08, 1.0)),
     # The same task as `apex`, with what torch and GPUs have now. docs/presets.md has the reason of each line.
     "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), crop_scale=(0.25, 1.0)),
-    # Aims at a validation accuracy of 0.81 on flower_photos within 10 s on one GPU; not measured.
+    # A validation accuracy of 0.81 on flower_photos within 10 s on one GPU (docs/presets.md has what was measured).
     "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), crop_from=96),
 }
 
@@ -76,7 +76,9 @@ def changes(name: str, machine: Machine, images: int) -> Values:
         return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
     values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
     if name == "modern":
-        values |= {"train.precision": "bf16", "train.compile": machine.compiler}
+        compiles = machine.compiler
+        values |= {"train.precision": "bf16", "train.compile": compiles}
+        values["train.cuda_graphs"] = values["train.cuda_graphs"] and not compiles
     return values
 
 
@@ -136,9 +138,10 @@ def _cpu(machine: Machine) -> Values:
 
 
 def _gpu(machine: Machine, processes: int) -> Values:
+    """Without graphs a GPU waits for the host [benchmarks/results/ceiling_cuda.json]."""
     precision = "bf16" if _has_bf16(machine) else "fp16"
     ways = _ways("cuda", precision, "ddp" if processes > 1 else "single", processes)
-    return ways | {"train.memory_format": "channels_last"}
+    return ways | {"train.memory_format": "channels_last", "train.cuda_graphs": processes == 1}
 
 
 def _ways(device: str, precision: str, parallel: str, processes: int) -> Values:

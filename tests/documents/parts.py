@@ -10,6 +10,7 @@ from tests.documents.phrases import READMES
 
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
     **{name: {"results": partial(results.table, say)} for name, say in READMES.items()},
+    "docs/apex.md": {"steps": tables.steps},
     "docs/data.md": {"fit": fits.fits},
     "docs/folds.md": {"recipes": results.recipes, "unknown": studies.unknown, "curve": studies.curve},
     "docs/performance.md": {

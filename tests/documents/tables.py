@@ -34,8 +34,8 @@ def table(titles: str, rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([*head, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
-def report(name: str) -> Any:
-    return json.loads((PROJECT / RESULTS / f"{name}.json").read_text())["rows"]
+def report(name: str, part: str = "rows") -> Any:
+    return json.loads((PROJECT / RESULTS / f"{name}.json").read_text())[part]
 
 
 def recipes(of: Mapping[str, Recipe]) -> str:
@@ -75,6 +75,17 @@ def state() -> str:
         for title, row in report("state_cpu").items()
     ]  # fmt: skip
     return table("model, pixels, images of an epoch | MB | hash, s | epoch, s | share", rows)
+
+
+def steps() -> str:
+    """Speed and memory of a training step on a GPU, for each precision and for FusedSGD."""
+    rows, times = report("steps_cuda"), report("steps_cuda", "figures")["times_fp32"]
+    cells = [
+        (*(f"`{word}`" for word in name.split()), f"{row['images_per_s']:,.0f}", f"{times[name]:.2f}",
+         f"{row['gpu_memory_mb']:,.0f} MB")
+        for name, row in rows.items()
+    ]  # fmt: skip
+    return table("`train.precision` | `train.optimizer` | images/s | relative to fp32 | most memory", cells)
 
 
 def elastic_hashes() -> str:
