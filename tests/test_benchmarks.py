@@ -25,7 +25,7 @@ from tests.gpu.report import Report as GpuTests
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
-NAMES = (*figures.LINES, "arithmetic")  # those with a line, or with a table of their own
+NAMES = (*figures.LINES, "arithmetic", "scale")  # those with a line, or with a table of their own
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +55,7 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
         assert figures.LINES[name](report | {"rows": report["rows"] | of_table})  # the table has one size of images
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
-    assert name in ("planning", "arithmetic", "steps") or report["conditions"]["photos"]
+    assert name in ("planning", "arithmetic", "scale", "steps") or report["conditions"]["photos"]
 
 
 def test_no_device_is_no_report(tmp_path: Path) -> None:
