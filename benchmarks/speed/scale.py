@@ -66,7 +66,9 @@ def make_workspace(folder: Path, images: int, preset: Preset, device: str) -> No
 def run(folder: Path, stage: str, images: int) -> Row:
     """Run a stage: its time, its CPU time, and the peak of its memory."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = measuring.run_watched((sys.executable, "-m", "pipeline", stage), folder, workspace.environment(folder.parent))
+    done = measuring.run_watched(
+        (sys.executable, "-m", "pipeline", stage), folder, workspace.environment(folder.parent)
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"seconds": done.seconds, "images_per_s": images / done.seconds, "cpu_s": cpu, "peak_mb": done.peak_mb()}
@@ -77,7 +79,9 @@ def memory_limit_mb() -> float | None:
     root, limits = Path("/sys/fs/cgroup"), [float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
-        name = root / f"memory{group}/memory.limit_in_bytes" if controllers == "memory" else root / f"{group}/memory.max"
+        name = (
+            root / f"memory{group}/memory.limit_in_bytes" if controllers == "memory" else root / f"{group}/memory.max"
+        )
         if controllers in ("", "memory") and name.is_file() and (text := name.read_text().strip()) != "max":
             limits.append(float(text))
     return min(limits) / 1e6 if min(limits) < limits[0] else None
