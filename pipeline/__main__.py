@@ -49,14 +49,16 @@ from pipeline.command_line import (
     version,
 )
 
+LAUNCHED = {"train": "pipeline.stages.launch_train", "evaluate": "pipeline.stages.launch"}
+
 
 def module_of(arguments: argparse.Namespace) -> str:
     """The module of a command: its `main(arguments)` returns the exit status."""
     name: str = arguments.command
     if name == "rank":
         return f"pipeline.stages.{arguments.stage}"
-    if name in ("train", "evaluate"):
-        return "pipeline.stages.launch"
+    if name in LAUNCHED:
+        return LAUNCHED[name]
     return f"pipeline.{'stages' if COMMANDS[name].group == STAGES else 'commands'}.{name.replace('-', '_')}"
 
 

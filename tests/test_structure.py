@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.workspace import STAGE_TABLES, STAGES
-from pipeline.__main__ import module_of
+from pipeline.__main__ import LAUNCHED, module_of
 from pipeline.command_line import COMMANDS
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, limited
@@ -95,8 +95,8 @@ def test_no_module_imports_itself_through_others() -> None:
 
 def code_of(stage: str) -> set[Path]:
     """The files that the processes of a stage import, without those that only describe a folder."""
-    starts = ["stages.launch", f"stages.{stage}"] if stage in ("train", "evaluate") else [f"stages.{stage}"]
-    imported = set[Path]().union(*(closure(f"pipeline.{start}") for start in starts))
+    starts = [f"pipeline.stages.{stage}", *([LAUNCHED[stage]] if stage in LAUNCHED else [])]
+    imported = set[Path]().union(*(closure(start) for start in starts))
     return {file for file in imported if file.name != "__init__.py"}
 
 

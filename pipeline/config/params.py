@@ -223,6 +223,7 @@ class Run(Section):
     log_steps: Count = 20
     checkpoint_seconds: Seconds = 300
     epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 60
+    checkpoint_copy: Annotated[str, Field(min_length=1, max_length=LONGEST_URL)] = "none"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     min_processes: Natural = 0
     timeout_seconds: Seconds = 600

@@ -9,6 +9,7 @@ from pipeline.config.params import Params
 from pipeline.reruns import workcopy
 from pipeline.reruns.runner import Job
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.training import checkpoint_copy
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import StageHashes
 
@@ -55,6 +56,10 @@ def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Col
     Archives, and photos in no commit (data.source: folder), are read where they are.
     """
     photos = config.data.source == "folder" and "download" in unversioned(config)
+    values = {
+        **values,
+        checkpoint_copy.KEY: checkpoint_copy.NONE,
+    }  # else a repeated training would begin at the end of the claimed one
     return workcopy.copy_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
 
 

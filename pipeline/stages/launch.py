@@ -1,13 +1,14 @@
 """Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
 
-perennial train | evaluate
+perennial evaluate      (perennial train: launch_train.py)
 """
 
 import os
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pipeline.base import errors, locks
@@ -119,8 +120,17 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
-def main(arguments: Namespace) -> int:
-    name = arguments.command
+@contextmanager
+def nothing_beside(config: Params, run: Run) -> Iterator[None]:
+    """Do nothing while the processes run."""
+    yield
+
+
+def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
+    """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
+
+    Returns the exit status.
+    """
 
     def start(config: Params) -> None:
         arithmetic = config.train.arithmetic
@@ -133,6 +143,11 @@ def main(arguments: Namespace) -> int:
         check_timm(config.train)
         run = on_this_node(config.run) if name == "evaluate" else placed_by_cluster(config.run, os.environ)
         frame.tell(f"{name}: starting processes: {run.processes}")
-        with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
+        with beside(config, run):
+            with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
 
     return frame.run_stage(name, start)
+
+
+def main(arguments: Namespace) -> int:
+    return start_stage(arguments.command, nothing_beside)

@@ -61,6 +61,11 @@ class Run:
         return self.folder / CHECKPOINT
 
     @property
+    def checkpoints(self) -> tuple[Path, Path]:
+        """The paths of the newest checkpoint and of the one before it."""
+        return self.checkpoint, checkpoint.previous(self.checkpoint)
+
+    @property
     def _provenance(self) -> Path:
         return self.folder / provenance.FILE
 
@@ -79,7 +84,7 @@ class Run:
         """
         for run in list_runs(self.folder.parent):
             run.drop_checkpoint()
-        if not self._has_checkpoint():
+        if not self.has_checkpoint():
             self._provenance.unlink(missing_ok=True)
         for folder in dict.fromkeys((self.folder, self.board)):
             files.write_text(folder / FINGERPRINT, f"{self.fingerprint}\n")
@@ -114,9 +119,10 @@ class Run:
 
     def is_resumable(self) -> bool:
         """Whether a start with this fingerprint resumes from a checkpoint."""
-        return self._has_checkpoint() and not self.is_recorded()
+        return self.has_checkpoint() and not self.is_recorded()
 
-    def _has_checkpoint(self) -> bool:
+    def has_checkpoint(self) -> bool:
+        """Whether a start can resume: also from the checkpoint before the newest."""
         return any(self.folder.glob(f"*{CHECKPOINT}"))
 
 

@@ -1,0 +1,13 @@
+"""Start the processes of the training, and copy its checkpoints meanwhile (`run.checkpoint_copy`).
+
+perennial train
+"""
+
+from argparse import Namespace
+
+from pipeline.stages import launch
+from pipeline.training import checkpoint_copy
+
+
+def main(_: Namespace) -> int:
+    return launch.start_stage("train", checkpoint_copy.keep)

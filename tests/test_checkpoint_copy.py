@@ -1,0 +1,153 @@
+"""run.checkpoint_copy: a run that has lost its machine goes on at another one, to the same bytes."""
+
+import re
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import params
+from pipeline.reruns import repetition, workcopy
+from tests.conftest import read_params
+from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
+
+KEY = "run.checkpoint_copy"
+BUCKET = "perennial"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run, without copies."""
+    folder = small_world(tmp_path_factory.mktemp("whole"), **LONG)
+    launch(folder)
+    return folder
+
+
+def world(folder: Path, address: object, **changes: Any) -> Path:
+    """The same run with copies at this address."""
+    return small_world(folder, **LONG, **changes, run__checkpoint_copy=str(address))
+
+
+def stop(folder: Path, number: signal.Signals) -> int:
+    """Start a run, and send the launcher a signal in the third epoch. Its exit status."""
+    launcher = start(folder)
+    wait_for_epoch(launcher, folder, 2)
+    launcher.send_signal(number)
+    status = launcher.wait(600)
+    wait_for(lambda: gone(folder), "orphans")
+    return status
+
+
+def test_a_run_goes_on_at_another_machine_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    """After a stop the copy has the last step. A damaged copy is left out. The copies go with the checkpoint."""
+    copies = tmp_path / "copies"
+    first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
+    assert stop(first, signal.SIGTERM) == 75
+    (saved,) = first.glob("runs/*/checkpoint.pt")
+    (newest, *before) = sorted(copies.glob("*/checkpoint-*.pt"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    assert newest.read_bytes() == saved.read_bytes()
+    assert len(before) <= 1
+    if before:
+        newest.write_bytes(newest.read_bytes()[:-1])
+    done = launch(second)
+    assert "is damaged" in done.stderr or not before
+    assert "going on from step" in done.stderr
+    assert outputs(second) == outputs(whole)
+    assert list(copies.glob("*/checkpoint-*.pt")) == []
+
+
+@pytest.mark.parametrize("address", ["nowhere://runs", "a file", "{here}/params.yaml/runs"])
+def test_an_address_where_nothing_can_be_written_is_refused(tmp_path: Path, address: str) -> None:
+    """Before any process starts, by the name of the setting."""
+    folder = world(tmp_path, address.format(here=tmp_path))
+    (tmp_path / "a file").touch()
+    done = launch(folder, check=False)
+    assert done.returncode == 1
+    assert f"{KEY}: {address.format(here=tmp_path)}" in done.stderr
+    assert not (folder / "runs").exists()
+
+
+class Cut:
+    """A port that passes bytes on to another one. While `fails`, a connection that sends a megabyte is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self.fails = port, False
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._server.accept()
+            there = socket.create_connection(("127.0.0.1", self._port))
+            for pair in ((client, there, True), (there, client, False)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+        passed = 0
+        try:
+            while part := source.recv(65536):
+                passed += len(part)
+                if counts and passed > 1_000_000 and self.fails:
+                    break
+                target.sendall(part)
+        except OSError:  # the other side has gone
+            pass
+        for end in (source, target):
+            end.close()
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+    """A server of S3's protocol with an empty bucket, and the variables that lead to it. It cuts what it is told to."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    cut = Cut(server.get_host_and_port()[1])
+    address = f"http://127.0.0.1:{cut.port}"
+    variables = {"ENDPOINT_URL": address, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**variables, "MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    yield cut
+    server.stop()
+
+
+@pytest.mark.slow("three trainings, one of them beside a server that fails; make test has the folder")
+def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storage: Cut) -> None:
+    """The failure is reported once, and the training goes on. After a stop the copy is whole, and has the last step."""
+    address, longer = f"s3://{BUCKET}/some/runs", {**LONG, "train__epochs": 80}
+    whole, first, second = (
+        small_world(tmp_path / name, **longer, run__checkpoint_copy=place)
+        for name, place in (("whole", "none"), ("first", address), ("second", address))
+    )
+    storage.fails = True
+    launcher = start(first)
+    wait_for(lambda: f"{KEY}: " in messages(first) or launcher.poll() is not None, "no failure was reported")
+    storage.fails = False
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(first)
+    assert messages(first).count(f"{KEY}: ") == 1
+    (saved,) = re.findall(r"saved at (step \d+) of", messages(first))
+    shutil.rmtree(first)  # the machine is lost
+    done = launch(second)
+    assert f"{KEY} ({address})" in done.stderr
+    assert f"going on from {saved}" in done.stderr
+    launch(whole)
+    assert outputs(second) == outputs(whole)
+
+
+def test_a_repeated_training_takes_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """perennial verify would else find the end of the training that it has to repeat."""
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr(workcopy, "copy_commit", lambda folder, commit, values, *_: taken.update(values))
+    monkeypatch.chdir(world(tmp_path, "anywhere"))
+    repetition.make_copy(tmp_path / "copy", params.load(), {"train.seed": 3})
+    assert taken == {"train.seed": 3, KEY: read_params()["run"]["checkpoint_copy"]}
