@@ -54,9 +54,10 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     this_run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))
     place = Place(run.checkpoint_copy, this_run)
-    if this_run.is_recorded():  # so a forced start trains
+    if this_run.is_recorded():  # a forced start trains again
         place.clear()
-    place.restore()
+    else:
+        place.restore()
     is_over = threading.Event()
     thread = threading.Thread(target=place.follow, args=(is_over,), daemon=True)
     thread.start()
@@ -85,11 +86,8 @@ class Place:
             options = {"auto_mkdir": True} if protocol == "file" else {}
             self._files, folder = fsspec.core.url_to_fs(address, **options)
             self._folder = f"{folder.rstrip('/')}/{run.fingerprint}"
-            self._begin()
-
-    def _begin(self) -> None:
-        """Write the file that says whose folder this is, and so show that this can be done."""
-        self._files.pipe_file(f"{self._folder}/run", self._run.folder.name.encode())
+            # It says whose folder this is, and shows that files can be written there.
+            self._files.pipe_file(f"{self._folder}/run", run.folder.name.encode())
 
     @contextmanager
     def _explained(self, kind: Kind, allowed: str) -> Iterator[None]:
@@ -106,10 +104,13 @@ class Place:
         return {int(match[1]): f"{self._folder}/{name}" for name in names if (match := NAME.fullmatch(name))}
 
     def clear(self) -> None:
-        """Remove the copies. Raises UserError if that fails."""
-        with self._explained("failed", f"{NONE}, or the same address again"):
+        """Remove the copies, which are no longer needed. A failure is reported on stderr: it harms no training."""
+        try:
             for name in self._names().values():
                 self._files.rm_file(name)
+        except Exception as error:  # of any of fsspec's packages
+            reason = without_secrets(one_line(error))
+            print(f"train: {KEY}: the copies at {self._shown} are not removed ({reason})", file=sys.stderr)
 
     def restore(self) -> None:
         """Fetch the newest copies, if there is no checkpoint here. Raises UserError if one cannot be read.
