@@ -1,6 +1,8 @@
-"""docker/clusters/: what clusters are given has their form, and starts a training."""
+"""docker/clusters/ and the workflow of a long training: what others are given has their form, and starts a training."""
 
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from ruamel.yaml import YAML
 from tests.conftest import PROJECT
 from tests.helpers import slurm
 from tests.helpers.projects import call, create_project
-from tests.helpers.trainings import outputs
+from tests.helpers.trainings import LONG, outputs
 from tests.test_folds import SMALL
 
 CLUSTERS = PROJECT / "docker/clusters"
@@ -57,3 +59,45 @@ def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: py
         node.output("sbatch", "--wait", f"--chdir={two}", f"--output={log}", str(two / "job.sh"))
     assert (two / "models").exists(), log.read_text()
     assert outputs(two) == outputs(one)
+
+
+# In the place of the container: the run on this machine, which is asked to stop after its fourth epoch.
+JOB = """
+import signal, subprocess, sys
+command = [sys.executable, "-m", "pipeline", "repro", "train"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    epochs = 0
+    for line in run.stdout:
+        epochs += line.startswith("epoch ")
+        if line.startswith("epoch ") and epochs == 4:
+            run.send_signal(signal.SIGTERM)
+        print(line, end="", flush=True)
+sys.exit(run.returncode)
+"""
+
+
+@pytest.mark.slow("a whole training, and jobs that make its data again; make test has checkpoint_copy alone")
+def test_a_training_goes_on_in_the_next_job(tmp_path: Path) -> None:
+    """Each job of the workflow has a new checkout. It ends early and asks for another one, until the training ends."""
+    whole = create_project(tmp_path / "whole", **SMALL | LONG)
+    call(whole, sys.executable, "-m", "pipeline", "repro", "train")
+    jobs = YAML(typ="safe", pure=True).load(PROJECT / ".github/workflows/long.yml")["jobs"]
+    (step,) = [step for step in jobs["train"]["steps"] if step.get("id") == "train"]
+    (tmp_path / "job.py").write_text(JOB)
+    answers: list[str] = []
+    while not answers or answers[-1] == "again=true":
+        job = create_project(
+            tmp_path / str(len(answers)), **SMALL | LONG, run__checkpoint_copy=str(tmp_path / "copies")
+        )
+        answer = tmp_path / "answer"
+        environ = {**os.environ, "GITHUB_OUTPUT": str(answer), "LIMIT": "1h"}
+        environ["TRAIN"] = shlex.join([sys.executable, str(tmp_path / "job.py")])
+        command = ["bash", "-e", "-c", step["run"]]
+        done = subprocess.run(command, cwd=job, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answers.append(answer.read_text().strip())
+        answer.unlink()
+        assert len(answers) < 2 or "going on from step" in done.stdout
+    assert len(answers) > 2
+    assert answers[-1] == "again=false"
+    assert outputs(job) == outputs(whole)

@@ -19,6 +19,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
         "waits": tables.waits,
         "arithmetic": tables.arithmetic,
         "state": tables.state,
+        "scale": tables.scale,
     },
     "docs/presets.md": {
         "cpu": partial(tables.recipes, tables.OF_CPU),

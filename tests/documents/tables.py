@@ -77,6 +77,16 @@ def state() -> str:
     return table("model, pixels, images of an epoch | MB | hash, s | epoch, s | share", rows)
 
 
+def scale() -> str:
+    """Time and memory of the stages, by the number of images."""
+    each = report("scale_cpu", "figures")["cpu_ms_per_image"]
+    cells = [
+        (*name.split(), f"{row['seconds']:,.0f} s", f"{each[name]:.2f} ms", f"{row['peak_mb']:,.0f} MB")
+        for name, row in report("scale_cpu").items()
+    ]
+    return table("stage | images | time | CPU time per image | memory, at most", cells)
+
+
 def steps() -> str:
     """Speed and memory of a training step on a GPU, for each precision and for FusedSGD."""
     rows, times = report("steps_cuda"), report("steps_cuda", "figures")["times_fp32"]
