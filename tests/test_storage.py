@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
+from pipeline.base import linux
 from pipeline.base.threads import prefetch
 from pipeline.config import params
 from pipeline.data import packed
@@ -92,24 +92,25 @@ def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
 @pytest.mark.parametrize("free", [1, 10**12])
 def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
     """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""
-    parts: list[tuple[int, ...]] = []
+    parts, options = list[tuple[int, ...]](), list[int]()
 
     class Mapped(mmap.mmap):
         def madvise(self, option: int, *part: int) -> None:
-            assert option == mmap.MADV_WILLNEED
+            options.append(option)
             parts.append(part)
             super().madvise(option, *part)
 
-    memory = psutil.virtual_memory()._replace(available=free)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(linux, "available_memory", lambda: free)
     monkeypatch.setattr(mmap, "mmap", Mapped)
     image_store, _ = storage.open_images(images, "disk", CPU, 1)
     rows = np.array([11, 0])
     result, numbers = image_store.send(image_store.collect(rows))
     assert np.array_equal(result[numbers].numpy(), images[rows])
     if free > images.nbytes:
-        assert parts == [()]
-    else:
+        assert (options, parts) == ([mmap.MADV_WILLNEED], [()])
+    else:  # and nothing beside them
+        assert options == [mmap.MADV_RANDOM, *[mmap.MADV_WILLNEED] * len(rows)]
+        assert parts.pop(0) == ()
         starts = [images.offset + row * images[0].nbytes for row in rows]
         for start, (page, length) in zip(starts, parts, strict=True):
             assert page <= start

@@ -7,7 +7,6 @@ peaks of the processes, with what they map of files. A limit of the memory (a cg
 Near duplicates are not grouped: many images of noise are alike by chance.
 """
 
-import os
 import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -74,23 +73,11 @@ def run(folder: Path, stage: str, images: int) -> Row:
     return {"seconds": done.seconds, "images_per_s": images / done.seconds, "cpu_s": cpu, "peak_mb": done.peak_mb()}
 
 
-def memory_limit_mb() -> float | None:
-    """The limit of the memory of this process's control group, in MB; None if it has none."""
-    root, limits = Path("/sys/fs/cgroup"), [float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        name = (
-            root / f"memory{group}/memory.limit_in_bytes" if controllers == "memory" else root / f"{group}/memory.max"
-        )
-        if controllers in ("", "memory") and name.is_file() and (text := name.read_text().strip()) != "max":
-            limits.append(float(text))
-    return min(limits) / 1e6 if min(limits) < limits[0] else None
-
-
 def main() -> None:
     options = measuring.parser(__doc__, "scale", photos=False).parse_args()
     preset = PRESETS[measuring.preset(options)]
-    report = Report("scale", options, side=SIDE, memory_limit_mb=memory_limit_mb(), **preset.train)
+    limit = min((limit / 1e6 for limit, _ in linux.memory_limits()), default=None)
+    report = Report("scale", options, side=SIDE, memory_limit_mb=limit, **preset.train)
     for images in preset.sizes:
         with workspace.temporary_folder("scale") as base:
             make_workspace(base / "copy", images, preset, options.device)

@@ -8,6 +8,13 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
+# Control groups of the versions 1 and 2, by their controllers in /proc/self/cgroup: the folder of all groups, the file
+# with the limit of one, and the line of memory.stat with what processes use.
+CONTROL_GROUPS = {
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
+    "": ("/sys/fs/cgroup", "memory.max", "anon"),
+}
+
 
 def usable_cores() -> int:
     """The number of cores on which this process may run. The machine may have more."""
@@ -17,6 +24,35 @@ def usable_cores() -> int:
 def memory_bytes() -> int:
     """The main memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_limits() -> list[tuple[int, int]]:
+    """The limit of each control group of this process that has less memory than the machine, and what it uses of it.
+
+    In bytes, without the cached files, which the kernel gives up. A container has such a limit. Empty if there is none.
+    [man 7 cgroups; cgroup-v1/memory.rst and cgroup-v2.rst of the kernel]
+    """
+    limits = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in CONTROL_GROUPS:
+            top, limit, used = CONTROL_GROUPS[controllers]
+            group = Path(top) / path.lstrip("/")
+            # In a container the path may be that of the host, whose folders are not there.
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(top) and (folder / limit).is_file():
+                    text, rows = (folder / limit).read_text(), (folder / "memory.stat").read_text().splitlines()
+                    most = memory_bytes() if text.strip() == "max" else int(text)
+                    use = next((int(row.split()[1]) for row in rows if row.split()[0] == used), 0)
+                    limits += [(most, use)] if most < memory_bytes() else []
+    return limits
+
+
+def available_memory() -> int:
+    """The bytes of memory that are still free for this process: of the machine, and of its control groups."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    return min([free, *(max(0, limit - used) for limit, used in memory_limits())])
 
 
 def die_with_parent() -> None:

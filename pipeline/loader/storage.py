@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.data.packed import Packed
 
@@ -93,7 +93,7 @@ def open_images(
 
     `processes` of this machine do this at the same time. Raises UserError if the images do not fit.
     """
-    limits = {"host": psutil.virtual_memory().available * MAX_SHARE / processes}
+    limits = {"host": linux.available_memory() * MAX_SHARE / processes}
     limits["device"] = torch.cuda.mem_get_info(device)[0] * MAX_SHARE if device.type == "cuda" else limits["host"]
     memory: str = residency
     if residency == "auto":
@@ -124,9 +124,11 @@ def _map(images: NDArray[np.uint8], device: torch.device) -> ImageStore:
         warnings.simplefilter("ignore")  # torch warns that the array is read-only; nothing writes to it
         tensor = torch.from_numpy(array)
 
-    if images.nbytes < psutil.virtual_memory().available:
+    if images.nbytes < linux.available_memory():
         mapping.madvise(mmap.MADV_WILLNEED)  # all of it, in one go
         return ImageStore(tensor, device)
+    # Else a row that is not there yet is read with its neighbours, up to megabytes of them, which no step needs.
+    mapping.madvise(mmap.MADV_RANDOM)
 
     def advise(rows: NDArray[np.int64]) -> None:
         for start in (images.offset + rows * length).tolist():

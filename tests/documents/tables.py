@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.harness.measuring import RESULTS
+from benchmarks.harness.workspace import STAGES
 from benchmarks.speed import elastic
 from pipeline.planning import presets
 from pipeline.planning.presets import Recipe
@@ -79,10 +80,14 @@ def state() -> str:
 
 def scale() -> str:
     """Time and memory of the stages, by the number of images."""
-    each = report("scale_cpu", "figures")["cpu_ms_per_image"]
-    cells = [
-        (*name.split(), f"{row['seconds']:,.0f} s", f"{each[name]:.2f} ms", f"{row['peak_mb']:,.0f} MB")
+    rows = [
+        (*name.split(), row["seconds"], 1e3 * row["cpu_s"] / int(name.split()[1].replace(",", "")), row["peak_mb"])
         for name, row in report("scale_cpu").items()
+    ]
+    rows.sort(key=lambda row: (STAGES.index(row[0]), len(row[1])))
+    cells = [
+        (stage, images, f"{seconds:,.0f} s", f"{each:.2f} ms", f"{peak:,.0f} MB")
+        for stage, images, seconds, each, peak in rows
     ]
     return table("stage | images | time | CPU time per image | memory, at most", cells)
 
