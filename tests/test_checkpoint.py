@@ -94,10 +94,10 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
     else:
         (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
     with refuses((tmp_path / runs.CHECKPOINT, "damaged")):
-        resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
+        resume.newest_checkpoint(tmp_path / runs.CHECKPOINT, "remove it")
     (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
     checkpoint.save(tmp_path / runs.CHECKPOINT, {"step": 1})
-    assert resume.newest_checkpoint(tmp_path / runs.CHECKPOINT) == {"step": 1}
+    assert resume.newest_checkpoint(tmp_path / runs.CHECKPOINT, "remove it") == {"step": 1}
     assert not list(tmp_path.glob("**/exploded"))
     assert not Path("exploded").exists()
 

@@ -5,7 +5,9 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from pipeline.config import params
 from pipeline.reruns import repetition, workcopy
+from pipeline.training import checkpoint_copy
+from pipeline.training.runs import Run
 from tests.conftest import read_params
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
@@ -33,32 +37,63 @@ def world(folder: Path, address: object, **changes: Any) -> Path:
     return small_world(folder, **LONG, **changes, run__checkpoint_copy=str(address))
 
 
-def stop(folder: Path, number: signal.Signals) -> int:
-    """Start a run, and send the launcher a signal in the third epoch. Its exit status."""
+def stop(folder: Path, number: signal.Signals, epoch: int) -> int:
+    """Start a run, and send the launcher a signal after an epoch. Its exit status."""
     launcher = start(folder)
-    wait_for_epoch(launcher, folder, 2)
+    wait_for_epoch(launcher, folder, epoch)
     launcher.send_signal(number)
     status = launcher.wait(600)
     wait_for(lambda: gone(folder), "orphans")
     return status
 
 
+def numbers(copies: Path) -> list[int]:
+    """The numbers of the copies in a folder."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in copies.glob("*/checkpoint-*.pt"))
+
+
 def test_a_run_goes_on_at_another_machine_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    """After a stop the copy has the last step. A damaged copy is left out. The copies go with the checkpoint."""
+    """After a stop the copy has the last step. The first machine goes on after the second one. Both copies are kept;
+    a damaged one is left out. After the end there are none."""
     copies = tmp_path / "copies"
     first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
-    assert stop(first, signal.SIGTERM) == 75
+    assert stop(first, signal.SIGTERM, 2) == 75
     (saved,) = first.glob("runs/*/checkpoint.pt")
-    (newest, *before) = sorted(copies.glob("*/checkpoint-*.pt"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    one = numbers(copies)
+    (newest,) = copies.glob(f"*/checkpoint-{one[-1]}.pt")
     assert newest.read_bytes() == saved.read_bytes()
-    assert len(before) <= 1
-    if before:
-        newest.write_bytes(newest.read_bytes()[:-1])
-    done = launch(second)
-    assert "is damaged" in done.stderr or not before
-    assert "going on from step" in done.stderr
-    assert outputs(second) == outputs(whole)
-    assert list(copies.glob("*/checkpoint-*.pt")) == []
+    assert stop(second, signal.SIGTERM, 8) == 75
+    two = numbers(copies)
+    assert two[-1] > one[-1]
+    assert len(two) == 2
+    (newest,) = copies.glob(f"*/checkpoint-{two[-1]}.pt")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    done = launch(first)
+    assert "is damaged" in done.stderr
+    (step,) = re.findall(r"going on from step (\d+)", done.stderr)
+    assert int(step) > 20  # the fifth epoch or later: not the checkpoint that was there
+    assert outputs(first) == outputs(whole)
+    assert list(copies.iterdir()) == []
+
+
+def test_a_forced_start_copies_no_checkpoint_of_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next start would find the end of a training that was to begin anew."""
+    copies = tmp_path / "copies"
+    folder = world(tmp_path / "run", copies)
+    assert stop(folder, signal.SIGTERM, 2) == 75
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Run, "is_recorded", lambda run: True)
+    config = params.load()
+    (saved,) = folder.glob("runs/*/checkpoint.pt")
+    before = numbers(copies)
+    with suppress(KeyboardInterrupt), checkpoint_copy.keep(config, config.run):
+        time.sleep(2 * checkpoint_copy.CHECK_SECONDS)
+        raise KeyboardInterrupt
+    assert numbers(copies) == before
+    with checkpoint_copy.keep(config, config.run):
+        saved.write_bytes(saved.read_bytes())  # a new one
+        wait_for(lambda: numbers(copies) != before, "the new checkpoint was not copied")
+    assert list(copies.iterdir()) == []
 
 
 @pytest.mark.parametrize("address", ["nowhere://runs", "a file", "{here}/params.yaml/runs"])

@@ -61,11 +61,10 @@ def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: py
     assert outputs(two) == outputs(one)
 
 
-# In the place of the container: the run on this machine, which is asked to stop after its fourth epoch.
+# In the place of the container: the command on this machine, which is asked to stop after the fourth epoch.
 JOB = """
 import signal, subprocess, sys
-command = [sys.executable, "-m", "pipeline", "repro", "train"]
-with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+with subprocess.Popen([*sys.argv[1:], "train"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
     epochs = 0
     for line in run.stdout:
         epochs += line.startswith("epoch ")
@@ -91,7 +90,8 @@ def test_a_training_goes_on_in_the_next_job(tmp_path: Path) -> None:
         )
         answer = tmp_path / "answer"
         environ = {**os.environ, "GITHUB_OUTPUT": str(answer), "LIMIT": "1h"}
-        environ["TRAIN"] = shlex.join([sys.executable, str(tmp_path / "job.py")])
+        environ["INSIDE"] = shlex.join([sys.executable, str(tmp_path / "job.py")])
+        environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
         command = ["bash", "-e", "-c", step["run"]]
         done = subprocess.run(command, cwd=job, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

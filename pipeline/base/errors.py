@@ -111,8 +111,8 @@ def damaged(path: Path | str, reason: str, remedy: str) -> UserError:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error in one line of at most 200 letters; the name of its type if it has no text."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """The text of an error in one line of at most 200 letters, without secrets; the name of its type if it has none."""
+    return " ".join(without_secrets(str(error)).split())[:200] or type(error).__name__
 
 
 class Stopped(Exception):

@@ -3,16 +3,17 @@
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
-# Control groups of the versions 1 and 2, by their controllers in /proc/self/cgroup: the folder of all groups, the file
-# with the limit of one, and the line of memory.stat with what processes use.
+# Control groups of the versions 1 and 2, by their controllers in /proc/self/cgroup: the folder of all groups, the files
+# with the limits of one, and the lines of memory.stat with what the kernel cannot give up.
 CONTROL_GROUPS = {
-    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
-    "": ("/sys/fs/cgroup", "memory.max", "anon"),
+    "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes",), ("total_rss", "total_shmem")),
+    "": ("/sys/fs/cgroup", ("memory.max", "memory.high"), ("anon", "shmem")),
 }
 
 
@@ -32,20 +33,20 @@ def memory_limits() -> list[tuple[int, int]]:
     In bytes, without the cached files, which the kernel gives up. A container has such a limit. Empty if there is none.
     [man 7 cgroups; cgroup-v1/memory.rst and cgroup-v2.rst of the kernel]
     """
-    limits = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    limits, groups = [], Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.is_file() else []:
         _, controllers, path = line.split(":", 2)
         if controllers in CONTROL_GROUPS:
-            top, limit, used = CONTROL_GROUPS[controllers]
+            top, names, counted = CONTROL_GROUPS[controllers]
             group = Path(top) / path.lstrip("/")
             # In a container the path may be that of the host, whose folders are not there.
             for folder in (group, *group.parents):
-                if folder.is_relative_to(top) and (folder / limit).is_file():
-                    text, rows = (folder / limit).read_text(), (folder / "memory.stat").read_text().splitlines()
-                    most = memory_bytes() if text.strip() == "max" else int(text)
-                    use = next((int(row.split()[1]) for row in rows if row.split()[0] == used), 0)
-                    limits += [(most, use)] if most < memory_bytes() else []
-    return limits
+                with suppress(OSError, ValueError):  # no group, or one whose files this kernel does not have
+                    texts = [(folder / name).read_text().strip() for name in names if (folder / name).is_file()]
+                    most = min(int(text) for text in texts if text != "max")
+                    stat = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                    limits += [(most, sum(int(stat.get(name, 0)) for name in counted))]
+    return [(most, used) for most, used in limits if most < memory_bytes()]
 
 
 def available_memory() -> int:

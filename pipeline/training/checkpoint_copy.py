@@ -33,18 +33,18 @@ NONE = "none"
 KEY = "run.checkpoint_copy"
 NAME = re.compile(r"checkpoint-(\d+)\.pt")
 PART = 8 * 2**20  # bytes that are sent at a time
-CHECK_SECONDS, RETRY_SECONDS = 1.0, 10.0
+CHECK_SECONDS, RETRY_SECONDS, FINISH_SECONDS = 1.0, 10.0, 60.0
 KEPT = 2
 Identity = tuple[int, int, int]
 
 
 @contextmanager
 def keep(config: Params, run: RunSettings) -> Iterator[None]:
-    """Inside the block, each new checkpoint of the run of these params is copied; at its end, the newest one.
+    """Inside the block, each new checkpoint of the run of these params is copied; the last one at a stop or a failure.
 
-    First a run that has no checkpoint here gets the newest copies, if there are some. The copies go when the checkpoint
-    goes. `run`: config.run as it is on this node. Raises UserError if nothing can be written at the address. A copy
-    that fails later is reported on stderr, and tried again.
+    First the run gets the newest copies, if there are newer ones than its own checkpoint. A training that has ended
+    well needs none: they are removed. `run`: config.run as it is on this node. Raises UserError if nothing can be
+    written at the address. A copy that fails later is reported on stderr, and tried again.
     """
     if run.checkpoint_copy == NONE or run.node_rank > 0:
         yield
@@ -54,21 +54,26 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     this_run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))
     place = Place(run.checkpoint_copy, this_run)
-    if this_run.is_recorded():  # a forced start trains again
-        place.clear()
+    if this_run.is_recorded():  # a forced start: the training begins anew, and removes the checkpoint that is here
+        place.take_as_copied()
     else:
         place.restore()
-    is_over = threading.Event()
+    is_over, has_ended_well = threading.Event(), False
     thread = threading.Thread(target=place.follow, args=(is_over,), daemon=True)
     thread.start()
     try:
         yield
+        has_ended_well = True
     finally:
         is_over.set()
         thread.join()
-        place.finish()
-    if not this_run.has_checkpoint():
-        place.clear()
+        (place.clear if has_ended_well else place.finish)()
+
+
+def start_again(run: RunSettings, folder: Path, fingerprint: str) -> str:
+    """What removes the checkpoints of a run: the remedy if it cannot go on from them."""
+    copies = f"{without_secrets(run.checkpoint_copy)}/{fingerprint}"
+    return f"to start again: rm -r {folder}" + (f", and remove {copies}" if run.checkpoint_copy != NONE else "")
 
 
 class Place:
@@ -95,7 +100,7 @@ class Place:
         try:
             yield
         except Exception as error:
-            raise UserError(Fault(KEY, self._shown, kind, without_secrets(one_line(error)), allowed)) from None
+            raise UserError(Fault(KEY, self._shown, kind, one_line(error), allowed)) from None
 
     def _names(self) -> dict[int, str]:
         """The copies by their numbers."""
@@ -103,30 +108,42 @@ class Place:
         names = (str(path).rpartition("/")[2] for path in self._files.ls(self._folder, detail=False))
         return {int(match[1]): f"{self._folder}/{name}" for name in names if (match := NAME.fullmatch(name))}
 
+    @property
+    def _known(self) -> Path:
+        """The file here with the number of the newest copy that was made or fetched here."""
+        return self._run.folder / "copied"
+
     def clear(self) -> None:
         """Remove the copies, which are no longer needed. A failure is reported on stderr: it harms no training."""
+        self._known.unlink(missing_ok=True)
         try:
-            for name in self._names().values():
-                self._files.rm_file(name)
+            self._files.rm(self._folder, recursive=True)
         except Exception as error:  # of any of fsspec's packages
-            reason = without_secrets(one_line(error))
-            print(f"train: {KEY}: the copies at {self._shown} are not removed ({reason})", file=sys.stderr)
+            folder = f"{self._shown}/{self._run.fingerprint}"
+            print(f"train: {KEY}: {folder} could not be removed ({one_line(error)})", file=sys.stderr)
 
     def restore(self) -> None:
-        """Fetch the newest copies, if there is no checkpoint here. Raises UserError if one cannot be read.
+        """Fetch the newest copies, if there is no checkpoint here, or another machine has gone on.
 
-        The training takes the newest of them that is not damaged, as it does with its own.
+        The training takes the newest of them that is not damaged, as it does with its own. Raises UserError if one
+        cannot be read.
         """
-        if self._run.has_checkpoint():
-            return
         with self._explained("failed", f"{NONE}, to begin without it; or the same address again"):
             names = self._names()
             newest = sorted(names, reverse=True)[:KEPT]
+            known = int(self._known.read_text()) if self._known.is_file() else 0
+            if not newest or (self._run.has_checkpoint() and newest[0] <= known):
+                return
             for number, path in zip(newest, self._run.checkpoints, strict=False):
                 with files.atomic_file(path) as temporary:
                     self._files.get_file(names[number], str(temporary))
                 print(f"train: {path} comes from {KEY} ({self._shown})", file=sys.stderr)
-        if newest:
+        files.write_text(self._known, str(newest[0]))
+        self.take_as_copied()
+
+    def take_as_copied(self) -> None:
+        """Do not copy the checkpoint that is here now."""
+        if self._run.checkpoint.is_file():
             with self._run.checkpoint.open("rb") as source:
                 self._copied = identity_of(source)
 
@@ -137,47 +154,46 @@ class Place:
                 self._try()
 
     def finish(self) -> None:
-        """Copy the newest checkpoint, if it is not there yet."""
+        """Copy the newest checkpoint, if it is not there yet; try it for FINISH_SECONDS."""
+        end = time.monotonic() + FINISH_SECONDS
         self._try()
+        while self._reason and time.monotonic() < end:
+            time.sleep(RETRY_SECONDS)
+            self._try()
         if self._reason:
             print(f"train: {KEY}: the newest checkpoint is not at {self._shown} ({self._reason})", file=sys.stderr)
 
     def _try(self) -> None:
         """Copy the checkpoint, if it is a new one. The first failure in a row is printed."""
-        try:
-            source = self._run.checkpoint.open("rb")
-        except FileNotFoundError:  # the training has no checkpoint yet, or has finished
-            self._reason = ""
+        if not self._run.checkpoint.exists():  # there is none yet
             return
-        with source:
+        try:
             # The training replaces the file by another one. This one stays the same while it is open.
-            newest = identity_of(source)
-            if newest == self._copied:
-                return
-            try:
-                self._copy(source)
-            except Exception as error:  # of any of fsspec's packages
-                if not self._reason:
-                    print(
-                        f"train: {KEY}: {self._shown}: {without_secrets(one_line(error))}; trying again",
-                        file=sys.stderr,
-                    )
-                self._next_try, self._reason = time.monotonic() + RETRY_SECONDS, without_secrets(one_line(error))
-            else:
-                self._copied, self._reason = newest, ""
+            with self._run.checkpoint.open("rb") as source:
+                newest = identity_of(source)
+                if newest != self._copied:
+                    self._copy(source)
+        except Exception as error:  # of any of fsspec's packages
+            if not self._reason:
+                print(f"train: {KEY}: {self._shown}: {one_line(error)}; it is tried again", file=sys.stderr)
+            self._next_try, self._reason = time.monotonic() + RETRY_SECONDS, one_line(error)
+        else:
+            self._copied, self._reason = newest, ""
 
     def _copy(self, source: BinaryIO) -> None:
         """Copy the file under the next number, and remove the copies before the newest two."""
         names = self._names()
-        name, partial = f"{self._folder}/checkpoint-{max(names, default=0) + 1}.pt", f"{self._folder}/partial"
+        number = max(names, default=0) + 1
+        name, partial = f"{self._folder}/checkpoint-{number}.pt", f"{self._folder}/partial"
         with self._files.open(partial, "wb") as target:
             shutil.copyfileobj(source, target, PART)
         sent, arrived = os.fstat(source.fileno()).st_size, self._files.info(partial)["size"]
         if arrived != sent:
             raise OSError(f"{arrived} of {sent} bytes have arrived")
         self._files.mv(partial, name)
-        for number in sorted(names)[: 1 - KEPT]:
-            self._files.rm_file(names[number])
+        files.write_text(self._known, str(number))
+        for old in sorted(names)[: 1 - KEPT]:
+            self._files.rm_file(names[old])
 
 
 def identity_of(file: BinaryIO) -> Identity:

@@ -12,7 +12,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
-from pipeline.training import chain, checkpoint, claim, provenance
+from pipeline.training import chain, checkpoint, checkpoint_copy, claim, provenance
 from pipeline.training.failures import check_losses_finite
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
@@ -55,10 +55,10 @@ def _save(job: Job, learner: Learner, totals: Totals, progress: Progress, path: 
         checkpoint.save(path, state, keep_previous)
 
 
-def newest_checkpoint(path: Path) -> dict[str, Any] | None:
+def newest_checkpoint(path: Path, remedy: str) -> dict[str, Any] | None:
     """The newest undamaged checkpoint, or None if there is no checkpoint. A damaged one is reported on stderr.
 
-    Raises UserError if all checkpoints are damaged.
+    Raises UserError with the remedy if all checkpoints are damaged.
     """
     damaged = []
     for candidate in (path, checkpoint.previous(path)):
@@ -70,7 +70,7 @@ def newest_checkpoint(path: Path) -> dict[str, Any] | None:
             damaged.append(str(candidate))
             print(f"train: {candidate} is damaged; the one before it is used", file=sys.stderr)
     if damaged:
-        raise errors.damaged(", ".join(damaged), "there is no other", f"to start again: rm -r {path.parent}")
+        raise errors.damaged(", ".join(damaged), "there is no other", remedy)
     return None
 
 
@@ -81,8 +81,9 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     another file, and the claim has another state there.
     """
     path = Path(job.claim.start or job.run.checkpoint)
+    remedy = checkpoint_copy.start_again(job.config.run, path.parent, job.run.fingerprint)
     # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
-    state = distributed.broadcast_object(newest_checkpoint(path) if job.world.is_main else None)
+    state = distributed.broadcast_object(newest_checkpoint(path, remedy) if job.world.is_main else None)
     if state is None:
         return Progress()
     steps = sampler.steps(job.config.train.epochs, job.rows, job.config.train.batch_size)
@@ -99,9 +100,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         if errors.describe_system_error(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise errors.damaged(
-            path, f"not what this run saves ({reason})", f"to start again: rm -r {job.run.folder}"
-        ) from None
+        raise errors.damaged(path, f"not what this run saves ({reason})", remedy) from None
     if job.world.is_main:
         print(f"train: going on from step {content.progress.step} ({path.parent})", file=sys.stderr)
         if job.claim.start:
@@ -114,7 +113,8 @@ def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
     """Raise UserError if the checkpoint's hardware or numeric variables differ from those of this process."""
     current = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
     place = job.claim.start or str(job.run.folder)
-    remedy = f"go on where it was begun, or start again: rm -r {job.run.folder}"
+    again = checkpoint_copy.start_again(job.config.run, job.run.folder, job.run.fingerprint)
+    remedy = f"go on where it was begun; {again}"
     if job.claim.start:
         remedy = "repeat it there; with train.arithmetic: portable every x86-64 CPU can"
     faults = [
