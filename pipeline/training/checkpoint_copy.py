@@ -40,11 +40,11 @@ Identity = tuple[int, int, int]
 
 @contextmanager
 def keep(config: Params, run: RunSettings) -> Iterator[None]:
-    """Inside the block, each new checkpoint of the run of these params is copied; the last one at a stop or a failure.
+    """Inside the block, each new checkpoint of the run of these params is copied; at its end, the last one.
 
-    First the run gets the newest copies, if there are newer ones than its own checkpoint. A training that has ended
-    well needs none: they are removed. `run`: config.run as it is on this node. Raises UserError if nothing can be
-    written at the address. A copy that fails later is reported on stderr, and tried again.
+    First the run gets the newest copies, if there are newer ones than its own checkpoint. The copies are removed when
+    the checkpoint is: not before dvc.lock records the model. `run`: config.run as it is on this node. Raises UserError
+    if nothing can be written at the address. A copy that fails later is reported on stderr, and tried again.
     """
     if run.checkpoint_copy == NONE or run.node_rank > 0:
         yield
@@ -55,19 +55,21 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
     this_run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))
     place = Place(run.checkpoint_copy, this_run)
     if this_run.is_recorded():  # a forced start: the training begins anew, and removes the checkpoint that is here
+        place.clear()
         place.take_as_copied()
     else:
         place.restore()
-    is_over, has_ended_well = threading.Event(), False
+    is_over = threading.Event()
     thread = threading.Thread(target=place.follow, args=(is_over,), daemon=True)
     thread.start()
     try:
         yield
-        has_ended_well = True
     finally:
         is_over.set()
         thread.join()
-        (place.clear if has_ended_well else place.finish)()
+        place.finish()
+    if not this_run.has_checkpoint():
+        place.clear()
 
 
 def start_again(run: RunSettings, folder: Path, fingerprint: str) -> str:
@@ -117,10 +119,11 @@ class Place:
         """Remove the copies, which are no longer needed. A failure is reported on stderr: it harms no training."""
         self._known.unlink(missing_ok=True)
         try:
-            self._files.rm(self._folder, recursive=True)
+            for name in self._names().values():
+                self._files.rm_file(name)
         except Exception as error:  # of any of fsspec's packages
             folder = f"{self._shown}/{self._run.fingerprint}"
-            print(f"train: {KEY}: {folder} could not be removed ({one_line(error)})", file=sys.stderr)
+            print(f"train: {KEY}: {folder} could not be emptied ({one_line(error)})", file=sys.stderr)
 
     def restore(self) -> None:
         """Fetch the newest copies, if there is no checkpoint here, or another machine has gone on.
