@@ -52,28 +52,45 @@ def numbers(copies: Path) -> list[int]:
     return sorted(int(path.stem.rpartition("-")[2]) for path in copies.glob("*/checkpoint-*.pt"))
 
 
+def saved_step(folder: Path) -> str:
+    """The step at which a run has stopped, in its own words."""
+    (step,) = re.findall(r"saved at (step \d+) of", messages(folder))
+    return str(step)
+
+
 def test_a_run_goes_on_at_another_machine_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    """After a stop the copy has the last step. The first machine goes on after the second one. Both copies are kept;
-    a damaged one is left out. They are removed with the checkpoint."""
+    """After a stop the copy has the last step. The first machine goes on where the second one has stopped.
+
+    The copies are removed with the checkpoint.
+    """
     copies = tmp_path / "copies"
     first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
     assert stop(first, signal.SIGTERM, 2) == 75
     (saved,) = first.glob("runs/*/checkpoint.pt")
-    one = numbers(copies)
-    (newest,) = copies.glob(f"*/checkpoint-{one[-1]}.pt")
+    before = numbers(copies)
+    (newest,) = copies.glob(f"*/checkpoint-{before[-1]}.pt")
     assert newest.read_bytes() == saved.read_bytes()
     assert stop(second, signal.SIGTERM, 8) == 75
-    two = numbers(copies)
-    assert two[-1] > one[-1]
-    assert len(two) == 2
-    (newest,) = copies.glob(f"*/checkpoint-{two[-1]}.pt")
-    newest.write_bytes(newest.read_bytes()[:-1])
+    assert f"going on from {saved_step(first)}" in messages(second)
+    assert numbers(copies)[-1] > before[-1]
+    assert len(numbers(copies)) == checkpoint_copy.KEPT
     done = launch(first)
-    assert "is damaged" in done.stderr
-    (step,) = re.findall(r"going on from step (\d+)", done.stderr)
-    assert int(step) > 20  # the fifth epoch or later: not the checkpoint that was there
+    assert f"going on from {saved_step(second)}" in done.stderr
     assert outputs(first) == outputs(whole)
     assert numbers(copies) == []
+
+
+def test_a_damaged_copy_is_left_out_for_the_one_before(whole: Path, tmp_path: Path) -> None:
+    """As a damaged checkpoint is."""
+    copies = tmp_path / "copies"
+    first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
+    assert stop(first, signal.SIGTERM, 2) == 75
+    (newest,) = copies.glob(f"*/checkpoint-{numbers(copies)[-1]}.pt")
+    newest.with_name("checkpoint-1000.pt").write_bytes(newest.read_bytes()[:-1])
+    done = launch(second)
+    assert "is damaged" in done.stderr
+    assert f"going on from {saved_step(first)}" in done.stderr
+    assert outputs(second) == outputs(whole)
 
 
 def test_a_forced_start_copies_no_checkpoint_of_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +186,7 @@ def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storag
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(first)
     assert messages(first).count(f"{KEY}: ") == 1
-    (saved,) = re.findall(r"saved at (step \d+) of", messages(first))
+    saved = saved_step(first)
     shutil.rmtree(first)  # the machine is lost
     done = launch(second)
     assert f"{KEY} ({address})" in done.stderr
