@@ -89,6 +89,38 @@ def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
     assert (threading.get_ident() in threads) == (device == "cpu")
 
 
+GROUPS = {  # of a process: a line of /proc/self/cgroup, and the files of the groups
+    "version 1": ("5:memory:/a/b", {
+        "memory/a/b/memory.limit_in_bytes": "9223372036854771712", "memory/a/b/memory.stat": "total_rss 5",
+        "memory/a/memory.limit_in_bytes": "4000", "memory/a/memory.stat": "cache 70\ntotal_rss 1000\ntotal_shmem 500",
+    }),
+    "version 2": ("0::/a", {
+        "a/memory.max": "max", "a/memory.high": "4000", "a/memory.stat": "file 70\nanon 1000\nshmem 500",
+    }),
+    "the path is that of the host": ("0::/docker/1", {
+        "memory.max": "4000", "memory.high": "max", "memory.stat": "anon 1000\nshmem 500",
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*GROUPS, "no limit", "no groups"])
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """That of a control group or of one above it, less what cannot be given up; cached files can be."""
+    line, contents = GROUPS.get(case, ("0::/a", {"a/memory.max": "max", "a/memory.high": "max", "a/memory.stat": ""}))
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    own = tmp_path / "own"
+    if case != "no groups":
+        own.write_text(f"9:cpu:/a\n{line}\n")
+    places = {"memory": tmp_path / "memory", "": tmp_path}
+    groups = {name: (places[name], *rest) for name, (_, *rest) in linux.CONTROL_GROUPS.items()}
+    monkeypatch.setattr(linux, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(linux, "OWN_GROUPS", own)
+    assert linux.memory_limits() == ([(4000, 1500)] if case in GROUPS else [])
+    assert (linux.available_memory() == 2500) is (case in GROUPS)
+
+
 @pytest.mark.parametrize("free", [1, 10**12])
 def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
     """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""

@@ -9,11 +9,12 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
-# Control groups of the versions 1 and 2, by their controllers in /proc/self/cgroup: the folder of all groups, the files
-# with the limits of one, and the lines of memory.stat with what the kernel cannot give up.
+OWN_GROUPS = Path("/proc/self/cgroup")
+# Control groups of the versions 1 and 2, by their controllers in OWN_GROUPS: the folder of all groups, the files with
+# the limits of one, and the lines of memory.stat with what the kernel cannot give up.
 CONTROL_GROUPS = {
-    "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes",), ("total_rss", "total_shmem")),
-    "": ("/sys/fs/cgroup", ("memory.max", "memory.high"), ("anon", "shmem")),
+    "memory": (Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes",), ("total_rss", "total_shmem")),
+    "": (Path("/sys/fs/cgroup"), ("memory.max", "memory.high"), ("anon", "shmem")),
 }
 
 
@@ -33,26 +34,27 @@ def memory_limits() -> list[tuple[int, int]]:
     In bytes, without the cached files, which the kernel gives up. A container has such a limit. Empty if there is none.
     [man 7 cgroups; cgroup-v1/memory.rst and cgroup-v2.rst of the kernel]
     """
-    limits, groups = [], Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.is_file() else []:
+    limits = []
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.is_file() else []:
         _, controllers, path = line.split(":", 2)
         if controllers in CONTROL_GROUPS:
-            top, names, counted = CONTROL_GROUPS[controllers]
-            group = Path(top) / path.lstrip("/")
+            top, files, counted = CONTROL_GROUPS[controllers]
+            group = top / path.lstrip("/")
             # In a container the path may be that of the host, whose folders are not there.
             for folder in (group, *group.parents):
-                with suppress(OSError, ValueError):  # no group, or one whose files this kernel does not have
-                    texts = [(folder / name).read_text().strip() for name in names if (folder / name).is_file()]
-                    most = min(int(text) for text in texts if text != "max")
-                    stat = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                    limits += [(most, sum(int(stat.get(name, 0)) for name in counted))]
+                with suppress(OSError, ValueError):  # no group, or no limit
+                    texts = [(folder / name).read_text().strip() for name in files]
+                    rows = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                    used = sum(int(rows.get(name, 0)) for name in counted)
+                    limits.append((min(int(text) for text in texts if text != "max"), used))
     return [(most, used) for most, used in limits if most < memory_bytes()]
 
 
 def available_memory() -> int:
     """The bytes of memory that are still free for this process: of the machine, and of its control groups."""
-    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    import psutil  # not when a command starts
+
+    free: int = psutil.virtual_memory().available
     return min([free, *(max(0, limit - used) for limit, used in memory_limits())])
 
 
