@@ -87,6 +87,19 @@ def test_modern_is_apex_with_other_means() -> None:
     assert not presets.changes("modern", replace(here, compiler=False), 3_000)["train.compile"]
 
 
+def test_one_gpu_has_graphs_unless_something_refuses_them() -> None:
+    """Not several GPUs, which exchange gradients; not a compiled model; not Apex."""
+    one, several = MACHINES["one GPU with Apex"], MACHINES["eight GPUs with Apex"]
+
+    def with_graphs(machine: Machine) -> set[str]:
+        return {name for name in NAMES if presets.changes(name, machine, 3_000)["train.cuda_graphs"]}
+
+    assert with_graphs(one) == {"quick", "good", "best", "fast"}
+    assert with_graphs(replace(one, compiler=False)) == {"quick", "good", "best", "fast", "modern"}
+    assert with_graphs(several) == {"fast"}  # on one of them
+    assert with_graphs(MACHINES["many cores"]) <= {"modern", "fast"}  # which need a GPU
+
+
 def test_fast_begins_with_small_images() -> None:
     """A third of its 30 epochs at 96, at 128 and at 160 pixels, on one GPU; no other preset does so."""
     config = params.parse(raw_with(presets.changes("fast", MACHINES["eight GPUs with Apex"], 2_936)))

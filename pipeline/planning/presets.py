@@ -76,9 +76,8 @@ def changes(name: str, machine: Machine, images: int) -> Values:
         return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
     values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
     if name == "modern":
-        compiles = machine.compiler
-        values |= {"train.precision": "bf16", "train.compile": compiles}
-        values["train.cuda_graphs"] = values["train.cuda_graphs"] and not compiles
+        graphs = processes == 1 and not machine.compiler
+        values |= {"train.precision": "bf16", "train.compile": machine.compiler, "train.cuda_graphs": graphs}
     return values
 
 
