@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from pipeline.config import params
-from pipeline.reruns import repetition, workcopy
 from pipeline.training import checkpoint_copy
 from pipeline.training.runs import Run
-from tests.conftest import read_params
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
 KEY = "run.checkpoint_copy"
@@ -193,12 +191,3 @@ def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storag
     assert f"going on from {saved}" in done.stderr
     launch(whole)
     assert outputs(second) == outputs(whole)
-
-
-def test_a_repeated_training_takes_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """perennial verify would else find the end of the training that it has to repeat."""
-    taken: dict[str, Any] = {}
-    monkeypatch.setattr(workcopy, "copy_commit", lambda folder, commit, values, *_: taken.update(values))
-    monkeypatch.chdir(world(tmp_path, "anywhere"))
-    repetition.make_copy(tmp_path / "copy", params.load(), {"train.seed": 3})
-    assert taken == {"train.seed": 3, KEY: read_params()["run"]["checkpoint_copy"]}

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pipeline.training import chain, checkpoint
 from pipeline.training.trace import Call, Trace, difference
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, create_project, verify, verify_environment
-from tests.helpers.trainings import launch, outputs, small_world
+from tests.helpers.trainings import digests, launch, outputs, small_world
 
 WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
 STATE, DIGEST = "state_sha256", "0" * 64
@@ -164,14 +164,21 @@ def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
 
 
 @pytest.fixture(scope="module")
-def claimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished project of three epochs that has kept each state: 20 seconds, a whole pipeline under DVC."""
+def claimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished project of three epochs that has kept each state: 20 seconds, a whole pipeline under DVC.
+
+    Its checkpoint is copied, too. Whoever repeats the training takes no copy, makes none, and removes none.
+    """
     project = tmp_path_factory.mktemp("claimed") / "project"
     drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
-    create_project(project, **drawn, train__epochs=3, run__keep_states=1)
+    copies = str(project.parent / "copies")
+    create_project(project, **drawn, train__epochs=3, run__keep_states=1, run__checkpoint_copy=copies)
     call(project, sys.executable, "-m", "pipeline", "repro")
     commit(project)
-    return project
+    before = digests(project.parent, "copies")
+    assert any("checkpoint-" in name for name in before)
+    yield project
+    assert digests(project.parent, "copies") == before
 
 
 @pytest.fixture

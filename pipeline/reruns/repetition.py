@@ -56,10 +56,8 @@ def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Col
     Archives, and photos in no commit (data.source: folder), are read where they are.
     """
     photos = config.data.source == "folder" and "download" in unversioned(config)
-    values = {
-        **values,
-        checkpoint_copy.KEY: checkpoint_copy.NONE,
-    }  # else a repeated training would begin at the end of the claimed one
+    # Else a repeated training would begin at the end of the claimed one, and remove its copies.
+    values = {**values, checkpoint_copy.KEY: checkpoint_copy.NONE}
     return workcopy.copy_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
 
 
