@@ -7,8 +7,8 @@ import os
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pipeline.base import errors, locks
@@ -120,12 +120,6 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
-@contextmanager
-def nothing_beside(config: Params, run: Run) -> Iterator[None]:
-    """Do nothing while the processes run."""
-    yield
-
-
 def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
     """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
 
@@ -150,4 +144,4 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
 
 
 def main(arguments: Namespace) -> int:
-    return start_stage(arguments.command, nothing_beside)
+    return start_stage(arguments.command, lambda config, run: nullcontext())

@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, Kind, UserError, one_line, without_secrets
-from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.config.params import Run as RunSettings
-from pipeline.data import packed
 
 if TYPE_CHECKING:
     from pipeline.training.runs import Run
@@ -49,7 +47,10 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
     if run.checkpoint_copy == NONE or run.node_rank > 0:
         yield
         return
-    from pipeline.training import runs  # imports torch, which takes seconds
+    # They take seconds, and most trainings have no copies.
+    from pipeline.config import identity
+    from pipeline.data import packed
+    from pipeline.training import runs
 
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     this_run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))

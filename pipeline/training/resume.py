@@ -99,8 +99,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if errors.describe_system_error(error):
             raise
-        reason = " ".join(str(error).split())[:200]
-        raise errors.damaged(path, f"not what this run saves ({reason})", remedy) from None
+        raise errors.damaged(path, f"not what this run saves ({errors.one_line(error)})", remedy) from None
     if job.world.is_main:
         print(f"train: going on from step {content.progress.step} ({path.parent})", file=sys.stderr)
         if job.claim.start:
