@@ -7,7 +7,7 @@ peaks of the processes, with what they map of files. A limit of the memory (a cg
 Near duplicates are not grouped: many images of noise are alike by chance.
 """
 
-import resource
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,12 +64,10 @@ def make_workspace(folder: Path, images: int, preset: Preset, device: str) -> No
 
 def run(folder: Path, stage: str, images: int) -> Row:
     """Run a stage: its time, its CPU time, and the peak of its memory."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = measuring.run_watched(
-        (sys.executable, "-m", "pipeline", stage), folder, workspace.environment(folder.parent)
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    before = measuring.cpu_seconds(os.getpid())
+    command = (sys.executable, "-m", "pipeline", stage)
+    done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
+    cpu = measuring.cpu_seconds(os.getpid()) - before
     return {"seconds": done.seconds, "images_per_s": images / done.seconds, "cpu_s": cpu, "peak_mb": done.peak_mb()}
 
 
@@ -84,9 +82,4 @@ def main() -> None:
             for stage in ("split", "prepare", "train"):
                 report.add(f"{stage} {images:,}", run(base / "copy", stage, images))
     stages = {stage: [row for name, row in report.rows.items() if name.startswith(stage)] for stage in workspace.STAGES}
-    report.conclude(
-        peak_mb={stage: max(row["peak_mb"] for row in rows) for stage, rows in stages.items() if rows},
-        cpu_ms_per_image={
-            name: 1e3 * row["cpu_s"] / int(name.split()[1].replace(",", "")) for name, row in report.rows.items()
-        },
-    )
+    report.conclude(peak_mb={stage: max(row["peak_mb"] for row in rows) for stage, rows in stages.items() if rows})

@@ -90,7 +90,7 @@ def run(folder: Path, name: str, target: float) -> Row:
 def conclude(report: Report, target: float) -> None:
     """Write how many seeds have reached the target, and the medians; those with graphs beside those without.
 
-    Both have the same weights, of every seed.
+    Also for how many seeds both have the same weights.
     """
     plain, graphs = (
         [row for name, row in report.rows.items() if name.endswith(GRAPHS) is has_graphs]
