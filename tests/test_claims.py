@@ -167,7 +167,8 @@ def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
 def claimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished project of three epochs that has kept each state: 20 seconds, a whole pipeline under DVC.
 
-    Its checkpoint is copied, too. Whoever repeats the training takes no copy, makes none, and removes none.
+    Its checkpoint is copied, too. Whoever repeats the training takes no copy, makes none, and removes none. A forger
+    trains another run, which has its own copies.
     """
     project = tmp_path_factory.mktemp("claimed") / "project"
     drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
@@ -175,10 +176,11 @@ def claimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     create_project(project, **drawn, train__epochs=3, run__keep_states=1, run__checkpoint_copy=copies)
     call(project, sys.executable, "-m", "pipeline", "repro")
     commit(project)
-    before = digests(project.parent, "copies")
+    (copies_of_run,) = (project.parent / "copies").iterdir()
+    before = digests(copies_of_run, ".")
     assert any("checkpoint-" in name for name in before)
     yield project
-    assert digests(project.parent, "copies") == before
+    assert digests(copies_of_run, ".") == before
 
 
 @pytest.fixture
