@@ -103,9 +103,7 @@ def verify(parser: Parser) -> None:
     )
     parser.add_argument("--processes", metavar="N", type=positive, help="with --audit and elastic: of the training")
     parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
-    parser.add_argument(
-        "--jobs", metavar="N", type=int, default=1, help="with seeds: trainings at the same time (default: 1)"
-    )
+    at_a_time(parser, "with seeds: trainings")
 
 
 def trace(parser: Parser) -> None:
@@ -115,7 +113,7 @@ def trace(parser: Parser) -> None:
 
 
 def at_a_time(parser: Parser, what: str) -> None:
-    """Where the runs of a study run, and how many at the same time."""
+    """Where the runs of a command run, and how many at the same time."""
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=f"{what} at the same time (default: 1)")
     parser.add_argument(
         "--on", default="", metavar="WHERE", help="'slurm', with options of sbatch: each run is a job of Slurm, on a "
@@ -265,6 +263,8 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
             parser.error("--seed, --part, --processes: only with --audit")
         if arguments.jobs != 1 and not with_seeds:
             parser.error("--jobs: only with --elsewhere or --record-seeds")
+        if arguments.on and (arguments.audit is not None or arguments.statement or arguments.address is not None):
+            parser.error("--on: not with --audit (--part divides it among machines), --statement or --from")
     return arguments
 
 

@@ -2,15 +2,18 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 
 from pipeline.base import files
-from pipeline.base.errors import STOPPED
+from pipeline.base.errors import DIFFERENT, STOPPED
+from pipeline.commands.verify import run
 from pipeline.config import params
 from pipeline.reruns import runner, slurm, trial_copies
 from pipeline.reruns.runner import Job
@@ -18,7 +21,7 @@ from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
 from tests.helpers import studies
 from tests.helpers.network import Node
-from tests.helpers.projects import call, create_project
+from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
@@ -110,6 +113,52 @@ def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> No
     (stand_in / "scontrol").write_text("#!/bin/sh\nexit 1\n")  # Slurm has forgotten the job by now
     (outcome,) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
     assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
+
+
+def test_a_job_whose_work_copy_is_removed_is_ended_with_it(stand_in: Path, tmp_path: Path) -> None:
+    """`perennial verify` is interrupted: the job is ended, and has left the queue before the copy is removed."""
+    write_params(tmp_path / "params.yaml", on_cpu(read_params()))
+    (stand_in / "sbatch").write_text(f"#!/bin/sh\ntouch {stand_in}/runs; echo 7\n")
+    (stand_in / "squeue").write_text(f"#!/bin/sh\n[ ! -e {stand_in}/runs ] || echo $(cat {tmp_path}/{slurm.JOB}) 7\n")
+    (stand_in / "scancel").write_text(f'#!/bin/sh\necho "$@" > {stand_in}/ended; (sleep 0.3; rm {stand_in}/runs) &\n')
+    (stand_in / "scancel").chmod(0o755)
+    job = Job("commit a", tmp_path, ("train",), prepare=lambda: signal.setitimer(signal.ITIMER_REAL, 1))
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(job, runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm"))
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert (stand_in / "ended").read_text() == "7\n"
+    assert not (stand_in / "runs").exists()
+
+
+@pytest.mark.slow("a cluster that has to start, and a whole pipeline; make test has the job that Slurm gets")
+def test_verify_on_slurm_compares_every_byte(finished: Path, tmp_path: Path) -> None:
+    """What is committed is repeated on a node. Wrong weights differ there, too. The work copy is removed."""
+    project = tmp_path / "project"
+    call(tmp_path, "cp", "-r", str(finished), str(project))
+    with nodes.cluster(tmp_path / "slurm") as (node, _):
+
+        def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "pipeline", "verify", *arguments, *ON]
+            entered = [*node.enter, "env", f"--chdir={project}", *command]
+            return subprocess.run(entered, capture_output=True, text=True, check=False)
+
+        whole = verify()
+        assert whole.returncode == 0, whole.stdout + whole.stderr
+        assert len(re.findall("^JobId=", node.output("scontrol", "show", "job", "--oneliner"), re.MULTILINE)) == 1
+        weights = project / "models/model.safetensors"
+        tensors = safetensors.torch.load_file(weights)
+        tensors["classifier.1.bias"][0] += 0.5
+        files.remove(weights)
+        safetensors.torch.save_file(tensors, weights)
+        call(project, "dvc", "commit", "--force")
+        commit(project)
+        false = verify("--stage", "train")
+        assert false.returncode == DIFFERENT, false.stdout + false.stderr
+        assert "verify: differs: models/model.safetensors" in false.stdout
+    assert not list((project / ".dvc/tmp").glob("perennial-*"))
 
 
 def test_what_a_job_reads_stays_until_it_has_ended(

@@ -9,6 +9,7 @@
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
+    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit, --from)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -49,18 +50,19 @@ import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
-from pipeline.config import document, machine, params, validity
+from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
 from pipeline.reruns import clone, comparison, container, folder, record, repetition, runner, segments, statement
-from pipeline.reruns.runner import Job
+from pipeline.reruns.runner import Job, Slot
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
@@ -78,22 +80,24 @@ class LockedRun:
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
     in_clone: bool = False  # somebody else's, see reruns/clone.py
+    on: str = ""  # a value of --on
 
 
-def verify(only: str | None, in_clone: bool = False) -> int:
+def verify(only: str | None, in_clone: bool = False, on: str = "") -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing. Raises UserError if this folder is not clean, or if a stage fails.
+    `in_clone`: the outputs may be missing. `on`: a value of --on.
+    Raises UserError if this folder is not clean, or if a stage fails.
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not (has_own_lock() or in_clone):
-        return verify_recorded(recorded, only)
+        return verify_recorded(recorded, only, on)
     if only is not None and only not in (names := dvc_lock.read()):
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
-    config, stage_hashes = clone.checked() if in_clone else folder.checked()
+    config, stage_hashes = clone.checked() if in_clone else folder.checked(on)
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone), stages, targets, *options)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone, on), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -101,7 +105,7 @@ def has_own_lock() -> bool:
     return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
 
 
-def verify_recorded(lock: Path, only: str | None) -> int:
+def verify_recorded(lock: Path, only: str | None, on: str) -> int:
     """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
     print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
     if only is not None:
@@ -109,13 +113,13 @@ def verify_recorded(lock: Path, only: str | None) -> int:
         raise UserError(Fault("--stage", repr(only), "missing", "nothing has run here", remedy=remedy))
     path = record.DEMO / params.FILE
     config, values, stage_hashes = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
     errors.raise_if_any(folder.outputs_outside(stage_hashes))
     own = {params.FILE, corrections.FILE.as_posix()}  # the demo has others
     errors.raise_if_any(
         fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
     )
-    return repeat(LockedRun(lock, config, stage_hashes, values), list(stage_hashes), ())
+    return repeat(LockedRun(lock, config, stage_hashes, values, on=on), list(stage_hashes), ())
 
 
 def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
@@ -134,7 +138,8 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         print(f"verify: somebody's code runs {where}", flush=True)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
-    with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
+    shared = programs.TEMPORARY.absolute() if locked_run.on else None  # where all nodes see it, as the project
+    with tempfile.TemporaryDirectory(prefix="perennial-verify-", dir=shared) as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
         copy = repetition.make_copy(place, locked_run.config, locked_run.values)
@@ -149,7 +154,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         job = replace(job, environ={**job.environ, **variable})
         if image:
             job = container.inside(job, image, Path.cwd(), copy.config)
-        failures = run(job, copy.config)
+        failures = run(job, runner.slots(copy.config, 1, locked_run.on))
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
             return DIFFERENT
@@ -175,9 +180,10 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     )
 
 
-def run(job: Job, config: Params) -> list[Fault]:
+def run(job: Job, places: Sequence[Slot]) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
-    (outcome,) = runner.run_all([job], runner.slots(config, 1), "verify")
+    with closing(runner.run_all([replace(job, is_temporary=True)], places, "verify")) as outcomes:
+        (outcome,) = outcomes
     if not outcome.failures:
         return []
     log = job.folder / runner.LOG
@@ -236,7 +242,7 @@ def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Pat
             tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
         drafts = [statement.make(config, programs.last_commit(), tests, passed) for passed in (False, True)]
     if arguments.audit is None:
-        status = verify(arguments.stage, arguments.address is not None)
+        status = verify(arguments.stage, arguments.address is not None, arguments.on)
     else:
         status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
     if key:
@@ -246,11 +252,11 @@ def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Pat
 
 
 def main(arguments: Namespace) -> int:
-    count, jobs = arguments.record_seeds, arguments.jobs
+    count, jobs, on = arguments.record_seeds, arguments.jobs, arguments.on
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
         return exit_status("verify", lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
-    return elsewhere.compare(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)
+    return elsewhere.compare(arguments.seeds, jobs, on) if count is None else elsewhere.record(count, jobs, on)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import DIFFERENT, Fault, UserError
-from pipeline.config import identity, machine, params, validity
+from pipeline.config import identity, params
 from pipeline.config.params import Params
 from pipeline.engine.world import World
 from pipeline.evaluation import figures, pooling
@@ -42,11 +43,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Reference:
-    """The params, the dvc.lock and the test accuracy of the commit."""
+    """The params, the dvc.lock and the test accuracy of the commit; where its seeds are trained."""
 
     config: Params
     stage_hashes: StageHashes
     accuracy: float
+    on: str  # a value of --on
 
     def seeds(self, count: int) -> list[int]:
         """So many seeds: the committed one, and those that follow."""
@@ -63,18 +65,18 @@ def accuracy(config: Params, top: Path) -> float:
     return figures.read(top / config.paths.metrics, EvalFigures).accuracy
 
 
-def read_reference() -> Reference:
+def read_reference(on: str) -> Reference:
     """The params, dvc.lock and test accuracy in this folder. Raises UserError if there is no training."""
     config, stage_hashes = params.load(), dvc_lock.read()
     for name in STAGES:
         if name not in stage_hashes:
             value, remedy = f"no stage {name}, so it has no accuracy", "perennial repro, then commit"
             raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
-    return Reference(config, stage_hashes, accuracy(config, Path()))
+    return Reference(config, stage_hashes, accuracy(config, Path()), on)
 
 
 def check(reference: Reference) -> None:
-    """Raise UserError if the code, the params or the inputs here are not as committed, or cannot run on this machine.
+    """Raise UserError if the code, the params or the inputs here are not as committed, or cannot run where they should.
 
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
@@ -90,12 +92,13 @@ def check(reference: Reference) -> None:
         for name, stage in stage_hashes.items()
     }
     errors.raise_if_any(integrity.damage(needed))
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(runner.faults(config, runner.machine_of(reference.on)))
 
 
 def results_folder(reference: Reference) -> Path:
-    """The folder for the results of this code, these params and these data on this machine."""
-    config, world = reference.config, World.from_env({}, reference.config.train.device)
+    """The folder for the results of this code, these params and these data on this machine, or on a cluster."""
+    config = reference.config
+    hardware = {"on": reference.on} if reference.on else hardware_here(config)
     parts = identity.parts(
         config,
         STAGES,
@@ -103,9 +106,15 @@ def results_folder(reference: Reference) -> Path:
         identity.code(STAGES),
         seeds.VARIED,
         versions=provenance.versions(),
-        hardware=provenance.hardware(world, config.train.threads, config.train.arithmetic),
+        hardware=hardware,
     )
     return FOLDER / identity.digest(parts)[:16]
+
+
+def hardware_here(config: Params) -> dict[str, Any]:
+    """What of this machine's hardware decides bits."""
+    world = World.from_env({}, config.train.device)
+    return provenance.hardware(world, config.train.threads, config.train.arithmetic)
 
 
 def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
@@ -149,14 +158,14 @@ def clear_copies(reference: Reference) -> None:
         workcopy.clear(copy, names_to_keep(reference.config))
 
 
-def record(count: int, jobs: int) -> int:
+def record(count: int, jobs: int, on: str) -> int:
     """Train the seeds that follow the committed one, and write the accuracies of all `count` seeds. Returns 0.
 
-    `jobs`: so many at the same time.
+    `jobs`: so many at the same time; `on`: a value of --on.
     """
     check_count("--record-seeds", count)
-    reference = read_reference()
-    config, slots = reference.config, runner.slots(reference.config, jobs)
+    reference = read_reference(on)
+    config, slots = reference.config, runner.slots(reference.config, jobs, on)
     errors.raise_if_any(folder.commit_differences(reference.stage_hashes, eval_file(config)))
     check(reference)
     first, *others = reference.seeds(count)
@@ -176,21 +185,21 @@ def record(count: int, jobs: int) -> int:
     return 0
 
 
-def compare(count: int | None, jobs: int) -> int:
+def compare(count: int | None, jobs: int, on: str) -> int:
     """Train the recorded seeds here, and compare the bytes, then the accuracies. Returns 0, or DIFFERENT.
 
     `count` seeds are trained; by default as many as were recorded. The first one is trained
-    alone, the others `jobs` at the same time.
+    alone, the others `jobs` at the same time. `on`: a value of --on.
     """
     check_count("--seeds", seeds.FEWEST if count is None else count)
-    reference = read_reference()
-    config, stage_hashes, slots = reference.config, reference.stage_hashes, runner.slots(reference.config, jobs)
+    reference = read_reference(on)
+    config, stage_hashes, slots = reference.config, reference.stage_hashes, runner.slots(reference.config, jobs, on)
     errors.raise_if_any(folder.commit_differences(stage_hashes, eval_file(config), str(seeds.path(config))))
     recorded_seeds = seeds.read(config, stage_hashes, reference.accuracy).seeds
     check(reference)
     (first, *others), top = reference.seeds(count or len(recorded_seeds)), results_folder(reference)
     with locks.hold(top, "trains these seeds"):
-        results = results_of(reference, [first], runner.slots(config, 1))
+        results = results_of(reference, [first], runner.slots(config, 1, on))
         differing = comparison.compare(stage_hashes, results[first].outs, STAGES, WorkCopy(top / str(first), config))
         if differing:
             results |= results_of(reference, others, slots)

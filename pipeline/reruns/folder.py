@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault
-from pipeline.config import machine, params, validity
+from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.reruns import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, StageHashes
 
@@ -19,10 +20,13 @@ NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earli
 ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
 
 
-def checked() -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of this folder, after `check`. Raises UserError, also if it cannot run here."""
+def checked(on: str = "") -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of this folder, after `check`. `on`: a value of --on.
+
+    Raises UserError, also if it cannot run there.
+    """
     config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
     check(config, stage_hashes)
     return config, stage_hashes
 

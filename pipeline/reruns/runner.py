@@ -54,6 +54,7 @@ class Job:
     environ: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
     python: tuple[str, ...] = (sys.executable,)  # the command of the Python that runs DVC
     prepare: Callable[[], object] = lambda: None  # makes the work copy when it is its turn
+    is_temporary: bool = False  # its work copy is removed at the end of the command: no job of Slurm may go on there
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,12 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
         with _defer_signals():
             numbers = []
             for one in running:
-                if isinstance(one.process, BatchJob):
-                    numbers.append(one.process.number)
-                else:
+                if not isinstance(one.process, BatchJob):
                     children.send(one.process, signal.SIGTERM)
+                elif one.job.is_temporary:
+                    one.process.end()
+                else:
+                    numbers.append(one.process.number)
             children.wait_for_all(others)
             if numbers:
                 jobs_in_words = " ".join(numbers)

@@ -31,7 +31,7 @@ POLL_SECONDS = 3.0  # between two questions to Slurm, which is asked about all j
 
 
 class BatchJob:
-    """A job of Slurm, with the method of a process that the runner asks."""
+    """A job of Slurm, with the methods that the runner needs."""
 
     def __init__(self, number: str, name: str, folder: Path, log: Path) -> None:
         self.number = number
@@ -54,6 +54,12 @@ class BatchJob:
         with self._log.open("a") as log:
             log.write(f"job {self.number} of Slurm has ended: {_state(self.number)}\n")
         return 1
+
+    def end(self) -> None:
+        """End the job, and wait until it has ended. Raises UserError if Slurm does not answer."""
+        _ask(["scancel", self.number], f"scancel {self.number}")
+        while self._name in _queue():
+            time.sleep(POLL_SECONDS)
 
 
 def sbatch(on: str, config: Params) -> tuple[str, ...]:
