@@ -62,7 +62,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow("four starts of torchrun; make test has two nodes that differ, which are refused")
 @pytest.mark.parametrize(
-    "damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images.npy")], ids=["gone", "changed"]
+    "damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images-00000.bin")], ids=["gone", "changed"]
 )
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """One node has no packed images, or a changed pixel, and says so. The other one does not wait, and says the same.

@@ -260,7 +260,7 @@ def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> No
     entries = sorted((tmp_path / "out.store").iterdir())
     assert len(entries) == len(workspace.READ)
     (tmp_path / "out/ceiling_cpu.json").unlink()
-    (images,) = (tmp_path / "out.store").glob("*/data/packed/images.npy")
+    (images,) = (tmp_path / "out.store").glob("*/data/packed/images-00000.bin")
     before = images.stat().st_mtime_ns
     assert start("--packages", str(packages), "--only", "ceiling", "--minutes", "30").returncode == 0
     assert images.stat().st_mtime_ns == before

@@ -16,10 +16,10 @@ import pytest
 from pipeline.config import params
 from pipeline.training import checkpoint_copy
 from pipeline.training.runs import Run
+from tests.helpers import buckets
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
 KEY = "run.checkpoint_copy"
-BUCKET = "perennial"
 
 
 @pytest.fixture(scope="module")
@@ -154,25 +154,17 @@ class Cut:
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
     """A server of S3's protocol with an empty bucket, and the variables that lead to it. It cuts what it is told to."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    cut = Cut(server.get_host_and_port()[1])
-    address = f"http://127.0.0.1:{cut.port}"
-    variables = {"ENDPOINT_URL": address, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {**variables, "MAX_ATTEMPTS": "1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
-    yield cut
-    server.stop()
+    with buckets.server() as port:
+        cut = Cut(port)
+        for name, value in {**buckets.VARIABLES, "ENDPOINT_URL": f"http://127.0.0.1:{cut.port}"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        yield cut
 
 
 @pytest.mark.slow("three trainings, one of them beside a server that fails; make test has the folder")
 def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storage: Cut) -> None:
     """The failure is reported once, and the training goes on. After a stop the copy is whole, and has the last step."""
-    address, longer = f"s3://{BUCKET}/some/runs", {**LONG, "train__epochs": 80}
+    address, longer = f"s3://{buckets.BUCKET}/some/runs", {**LONG, "train__epochs": 80}
     whole, first, second = (
         small_world(tmp_path / name, **longer, run__checkpoint_copy=place)
         for name, place in (("whole", "none"), ("first", address), ("second", address))

@@ -94,7 +94,7 @@ def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> 
 def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object of each kind is named and restored from the output, and no stage runs."""
     before = everything(project)
-    kinds = [("data/images", ""), ("data/images", an_image(project)), ("data/packed", "images.npy"),
+    kinds = [("data/images", ""), ("data/images", an_image(project)), ("data/packed", "images-00000.bin"),
              ("models/model.safetensors", ""), ("metrics/eval.json", "")]  # fmt: skip
     objects = [object_of(project, *kind) for kind in kinds]
     for path in objects:
@@ -109,7 +109,7 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
 @pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
-    flip(object_of(project, "data/packed", "images.npy"))
+    flip(object_of(project, "data/packed", "images-00000.bin"))
     shutil.rmtree(project / "data/packed")
     call(project, "dvc", "checkout")
     write_params(project / "params.yaml", change(read_params(project / "params.yaml"), train__lr=0.02))
@@ -117,8 +117,8 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     refused = call(project, "dvc", "repro", check=False)
     assert refused.returncode != 0
     (line,) = (line for line in refused.stderr.splitlines() if line.startswith("train: "))
-    assert line.startswith("train: data/packed/images.npy: ")
-    assert str(object_of(project, "data/packed", "images.npy").relative_to(project)) in line
+    assert line.startswith("train: data/packed/images-00000.bin: ")
+    assert str(object_of(project, "data/packed", "images-00000.bin").relative_to(project)) in line
     assert (project / "dvc.lock").read_bytes() == lock
     again = repro(project)
     assert "Running stage 'prepare'" in again.stdout
@@ -133,10 +133,10 @@ def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     before, model = everything(project), project / "models/model.safetensors"
     model.unlink()  # a link or a copy of DVC's cache
     model.write_bytes(b"of an experiment")
-    flip(project / "data/packed/images.npy")
+    flip(project / "data/packed/images-00000.bin")
     prepared = repro(project, "prepare")
     assert "model.safetensors" not in prepared.stderr
-    assert "data/packed/images.npy" in prepared.stderr
+    assert "data/packed/images-00000.bin" in prepared.stderr
     assert "Running stage" not in prepared.stdout
     assert model.read_bytes() == b"of an experiment"
     assert "Running stage" not in repro(project).stdout

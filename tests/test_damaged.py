@@ -1,6 +1,5 @@
 """Damaged files of the pipeline: each gives one line with the file, what is wrong, and the remedy."""
 
-import io
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import packed
 from pipeline.loader import augment
@@ -28,7 +26,6 @@ from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.datasets import one_pixel
-from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 
 SPLIT = """path,class,split,reason,width,height,pixels,phash,group
@@ -92,10 +89,6 @@ def text(content: str) -> Damage:
     return partial(Path.write_text, data=content)
 
 
-def array(value: Any, *, pickled: bool = False) -> Damage:
-    return partial(np.save, arr=value, allow_pickle=pickled)
-
-
 def put(**keys: Any) -> Damage:
     """Puts keys into a JSON file; None removes a key."""
 
@@ -110,12 +103,9 @@ def swap(old: str, new: str) -> Damage:
     return partial(lambda path, old, new: path.write_text(path.read_text().replace(old, new)), old=old, new=new)
 
 
-def vast(path: Path) -> None:
-    """A header that says 180 TB."""
-    header = io.BytesIO()
-    layout = {"descr": "|u1", "fortran_order": False, "shape": (60_000_000, 1000, 1000, 3)}
-    np.lib.format.write_array_header_1_0(header, layout)
-    path.write_bytes(header.getvalue() + bytes(100))
+def longer(path: Path) -> None:
+    """A file with another byte."""
+    path.write_bytes(path.read_bytes() + b"x")
 
 
 def last_bit(path: Path) -> None:
@@ -148,10 +138,8 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         put(view={**VIEW, "crop": 10**9}), put(view={**VIEW, "crop": 40}), put(view={**VIEW, "fit": "wide"}),
     ),
     "models/model.safetensors": (text("x"), text("\xff" * 1000), last_bit),
-    "data/packed/images.npy": (
-        array(np.zeros((4, 40, 40, 3), np.float32)), array(np.zeros((4, 41, 40, 3), np.uint8)),
-        array(np.array([Bomb()], object), pickled=True), array(np.zeros((3, 40, 40, 3), np.uint8)), vast,
-    ),
+    "data/packed/images-00000.bin": (longer, last_bit),
+    "data/packed/images.sha256": (longer, last_bit),
     "data/packed/digest.json": (
         text("[]"), put(sha256="0"), put(images=10**30), put(images=3), put(size=10**6), put(fit="wide"),
     ),
@@ -167,7 +155,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
 NET = network.build("shufflenet_v2_x0_5", 2, 0)
 READERS: dict[str, Callable[[], object]] = {
     "models": lambda: exported.load(Path("models")),
-    "data": lambda: packed.load(Path("data/packed"), Path("data/split.csv")),
+    "data": lambda: packed.check_pixels(packed.load(Path("data/packed"), Path("data/split.csv"))),
     "runs": lambda: Run(Path("runs/1"), "").is_recorded(),
     "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors"), network.head(NET)),
 }
@@ -210,24 +198,24 @@ def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monk
     """Without DVC, the pixels are compared with digest.json. A file that has not changed since is not read again."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(integrity.COMPARED, "[null]")
-    place, read, sha256 = Path("data/packed"), list[Path](), files.sha256
+    place, read, digest = Path("data/packed"), list[Path](), packed._digest_of_hashes
     data = packed.load(place, Path("data/split.csv"))
-    monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))  # type: ignore[func-returns-value]
-    packed.check_pixels(data, place)
-    packed.check_pixels(data, place)
-    assert read == [place / "images.npy"]
+    monkeypatch.setattr(packed, "_digest_of_hashes", lambda *shard: read.append(shard[0]) or digest(*shard))  # type: ignore[func-returns-value]
+    packed.check_pixels(data)
+    packed.check_pixels(data)
+    assert read == [place / "images-00000.bin"]
     packed.MEMORY.write_bytes(packed.MEMORY.read_bytes()[:20])  # another start is writing it
-    packed.check_pixels(data, place)
-    one_pixel(place / "images.npy")
+    packed.check_pixels(data)
+    one_pixel(place / "images-00000.bin")
     for _ in range(2):
-        with refuses(("data/packed/images.npy", "differs")):
-            packed.check_pixels(data, place)
-    assert read == [place / "images.npy"] * 3
+        with refuses(("data/packed/images-00000.bin", "differs")):
+            packed.check_pixels(data)
+    assert read == [place / "images-00000.bin"] * 3
     integrity.mark_compared(["data/packed"])  # with dvc.lock, by the stage's frame: see test_damage.py
-    packed.check_pixels(data, place)
+    packed.check_pixels(data)
     monkeypatch.setenv(integrity.COMPARED, '["another-machine", "data/packed"]')
     with pytest.raises(UserError):
-        packed.check_pixels(data, place)
+        packed.check_pixels(data)
 
 
 @pytest.mark.parametrize("path", ["models/model.json", "data/split.csv", "data/packed/digest.json"])
@@ -256,10 +244,10 @@ def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatc
         ("prepare", "data/split.csv", text("a\0b")),
         ("clean-runs", "data/packed/digest.json", make_empty),
         ("predict params.yaml", "models/model.json", text("[]")),
-        ("rank evaluate", "data/packed/images.npy", vast),
-        ("rank evaluate", "data/packed/images.npy", one_pixel),
-        ("rank train", "data/packed/images.npy", one_pixel),
-        ("export", "data/packed/images.npy", one_pixel),
+        ("rank evaluate", "data/packed/images-00000.bin", longer),
+        ("rank evaluate", "data/packed/images-00000.bin", one_pixel),
+        ("rank train", "data/packed/images-00000.bin", one_pixel),
+        ("export", "data/packed/images-00000.bin", one_pixel),
     ],
 )
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:

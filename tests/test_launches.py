@@ -20,7 +20,6 @@ from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, resample
 from pipeline.loader.batches import train_batches
-from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.models import network
 from tests.helpers.emulation import emulator
 from tests.helpers.graphs import RehearsedGraph
@@ -35,8 +34,7 @@ def test_a_batch_takes_few_launches(
     """With the augmentations of params.yaml, two launches make a batch."""
     gpu = emulator(tmp_path_factory.mktemp("emulated"))
     settings = params.load().train.model_copy(update={"batch_size": 16, "crop": 32, "memory_format": memory_format})
-    data = ours.noise(64, 40, 4)
-    dataset = Dataset(data, ImageStore(torch.from_numpy(data.images), torch.device("cpu")))
+    dataset = ours.noise(64, 40, 4, torch.device("cpu"))
     crops = [batch.images for batch in islice(train_batches(dataset, settings, Share(range(1), 1), 0), 3)]
     monkeypatch.setattr(augment, "resample", partial(resample.by_kernels, launch=gpu.launch))
     with (counter := Launches()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.base import files
 from pipeline.config import machine, params
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Residency, Run
 from pipeline.data import packed
 from pipeline.engine.parallel import Share
 from pipeline.engine.precision import allow_tf32
@@ -130,7 +130,7 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
-    image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
+    image_store, _ = storage.open_images(data, Run(), ALONE.device)
     model_ = exported.load(averaged / "models")
     logits = inference.predict_logits(model_, image_store, data.sizes, rows, batch_size=64, world=ALONE)
     log_probs = inference.log_probabilities(logits)
@@ -142,7 +142,7 @@ def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
     allow_tf32(True)
     data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
+    image_store, _ = storage.open_images(data, Run(), ALONE.device)
     model_ = exported.load(runs["plain"] / "models")
     inference.predict_logits(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
     assert not torch.backends.cuda.matmul.allow_tf32
@@ -213,8 +213,8 @@ def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     folder = prepare(tmp_path, {**MIXED, "batch_size": 12, "epochs": 3})
     settings = config_of(folder).train
     data, batches = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
-    memories: tuple[storage.Residency, ...] = ("disk", "host", "device")
-    datasets = [Dataset(data, storage.open_images(data.images, where, ALONE.device, 1)[0]) for where in memories]
+    memories: tuple[Residency, ...] = ("disk", "host", "device")
+    datasets = [Dataset(data, storage.open_images(data, Run(residency=where), ALONE.device)[0]) for where in memories]
     for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
         dataset = datasets[number % 3]
         worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pipeline.base import files
-from pipeline.data import images, originals
+from pipeline.data import images, originals, packed
 from pipeline.data.layout import ImageFile
 from pipeline.stages import download, prepare, split
 from tests.helpers.refusals import refuses
@@ -99,7 +99,7 @@ def test_the_bytes_that_were_hashed_are_decoded(
             result = split.inspect(source, [ImageFile("cats/b.png", "cats", "")], settings.split, 1)[0].pixels
         else:
             prepare.prepare(source, table, inbox.parent / "packed", settings.prepare.model_copy(update={"size": 32}), 1)
-            result = np.load(inbox.parent / "packed/images.npy")[0]
+            result = packed.load(inbox.parent / "packed", table).images[0]
     if in_place:
         assert result is None
     else:

@@ -1,7 +1,6 @@
 """The packed images: one per kept row of split.csv, with the same bytes for any number of threads."""
 
 import hashlib
-import io
 import json
 import signal
 import subprocess
@@ -63,8 +62,9 @@ def do_prepare(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -
 
 def content(output: Path) -> bytes:
     """All bytes of a packed folder."""
-    assert sorted(path.name for path in output.iterdir()) == ["digest.json", "images.npy"]
-    return (output / "digest.json").read_bytes() + (output / "images.npy").read_bytes()
+    names = sorted(path.name for path in output.iterdir())
+    assert names == ["digest.json", "images-00000.bin", "images.sha256"]
+    return b"".join((output / name).read_bytes() for name in names)
 
 
 def test_the_number_of_workers_changes_no_byte(packable: Path, tmp_path: Path) -> None:
@@ -96,29 +96,54 @@ def test_images_are_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> N
         assert data.rows(name).tolist() == [row for row, line in enumerate(lines) if line["split"] == name]
 
 
-def test_the_digest_is_that_of_the_file(folder: Path, tmp_path: Path) -> None:
-    """digest.json has the SHA-256 of images.npy, and images.npy has the bytes that numpy would save."""
+def test_the_digest_is_that_of_all_pixels(folder: Path, tmp_path: Path) -> None:
+    """digest.json has the SHA-256 of images.sha256, which has that of each image; a shard has nothing but pixels."""
     do_prepare(folder, tmp_path / "packed")
-    array = np.load(tmp_path / "packed/images.npy")
+    data = packed.load(tmp_path / "packed", folder / "split.csv")
+    assert (tmp_path / "packed/images-00000.bin").read_bytes() == data.images.tobytes()
+    hashes = (tmp_path / "packed/images.sha256").read_bytes()
+    assert hashes == b"".join(hashlib.sha256(image.tobytes()).digest() for image in data.images)
     digest = json.loads((tmp_path / "packed/digest.json").read_text())
-    assert digest == {"sha256": files.sha256(tmp_path / "packed/images.npy"), "images": 12, "size": SIZE}
-    assert packed.load(tmp_path / "packed", folder / "split.csv").digest == digest["sha256"]
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    assert buffer.getvalue() == (tmp_path / "packed/images.npy").read_bytes()
+    assert digest == {"sha256": hashlib.sha256(hashes).hexdigest(), "images": 12, "size": SIZE}
+    assert data.digest == digest["sha256"]
+
+
+def test_an_image_changes_its_shard_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty images in three shards are one array, which ends with the last image."""
+    monkeypatch.setattr(packed, "SHARD_BYTES", 1)
+    images = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), np.uint8)
+    table = [(f"a/{number:02}.png", "a", "train", "", 60, 40, "", "", "") for number in range(len(images))]
+    files.write_csv(tmp_path / "split.csv", split_table.HEADER, table)
+    shards = []
+    for name, changed in (("one", 0), ("two", 1)):
+        images[20, 3, 3, 0] += changed
+        (tmp_path / name).mkdir()
+        packed.write(tmp_path / name, images, 40, 64)
+        assert np.array_equal(packed.load(tmp_path / name, tmp_path / "split.csv").images, images)
+        shards.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.bin"))])
+    assert [len(shard) // images[0].nbytes for shard in shards[0]] == [16, 16, 8]
+    assert [one == other for one, other in zip(*shards, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("size", [16, 32, 33, 224, 256, 1000, 1024])
+def test_a_shard_has_whole_pages(size: int) -> None:
+    """Of 64 KiB, the largest ones that a system maps; and about 64 MB, where the size of an image allows it."""
+    length = packed.shard_images(size) * 3 * size**2
+    assert length % 2**16 == 0
+    assert size % 16 or 0.7 < length / packed.SHARD_BYTES <= 1
 
 
 def test_packed_images_of_another_size_or_fit_than_the_params_say_are_refused(folder: Path, tmp_path: Path) -> None:
     """The right ones are accepted. A split.csv with another number of used rows is refused."""
     do_prepare(folder, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", folder / "split.csv")
-    packed.check_settings(data, tmp_path / "packed", Prepare(size=SIZE))
+    packed.check_settings(data, Prepare(size=SIZE))
     for key, settings in {"size": Prepare(size=80), "fit": Prepare(size=SIZE, fit="squash")}.items():
         with refuses((f"prepare.{key}", "differs")):
-            packed.check_settings(data, tmp_path / "packed", settings)
+            packed.check_settings(data, settings)
     lines = (folder / "split.csv").read_text().splitlines(keepends=True)
     (tmp_path / "other.csv").write_text("".join(lines[:-1]))
-    with refuses((tmp_path / "packed/images.npy", "differs")):
+    with refuses((tmp_path / "packed/digest.json", "differs")):
         packed.load(tmp_path / "packed", tmp_path / "other.csv")
 
 
@@ -142,7 +167,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     write_params(tmp_path / "params.yaml", on_cpu(raw, prepare__size=256))
     command = [sys.executable, "-m", "pipeline", "prepare"]
     process = subprocess.Popen(command, cwd=tmp_path)
-    growing = tmp_path / "data/.packed.partial/images.npy"
+    growing = tmp_path / "data/.packed.partial/images-00000.bin"
     while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):
         time.sleep(0.001)
     process.kill()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import params, resolution
-from pipeline.config.params import Train
+from pipeline.config.params import Run, Train
 from pipeline.data import packed
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler, storage
@@ -63,7 +63,7 @@ def test_a_step_belongs_to_the_epoch_whose_row_of_the_history_counts_it(
 
 def dataset(folder: Path) -> Dataset:
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
-    return Dataset(data, storage.open_images(data.images, "disk", torch.device("cpu"), 1)[0])
+    return Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0])
 
 
 def test_the_shapes_of_every_step(tmp_path: Path) -> None:

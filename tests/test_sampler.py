@@ -15,7 +15,6 @@ from pipeline.config import params
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler
 from pipeline.loader.batches import Plan, plans
-from pipeline.loader.storage import Dataset, ImageStore
 
 
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 60), epochs=st.integers(1, 5), data=st.data())
@@ -47,7 +46,7 @@ def arrays(plan: Plan) -> list[NDArray[Any]]:
     """The arrays of a plan."""
     of, mix = plan.params, plan.mix
     draws = [of.boxes, of.flips, of.factors, of.erasures, mix.images, mix.partners]
-    return [plan.images[1].numpy(), plan.labels, *draws]
+    return [plan.images()[1].numpy(), plan.labels, *draws]
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -55,8 +54,7 @@ def test_steps_that_are_planned_together_have_the_plans_of_each_alone(first: int
     """With every augmentation, sides that rise within eight steps, and a share of the batch."""
     every = {"erasing": 0.5, "color_jitter": 0.4, "mixup": 0.2, "cutmix": 1.0, "crop_from": 32, "crop": 64}
     settings = params.load().train.model_copy(update={"batch_size": 12, "epochs": 6, **every})
-    data = ours.noise(50, 16, 5)
-    dataset = Dataset(data, ImageStore(torch.from_numpy(data.images), torch.device("cpu")))
+    dataset = ours.noise(50, 16, 5, torch.device("cpu"))
     share = Share(range(1, 2), 3)
     alone, together = (list(plans(dataset, settings, share, first, at_once)) for at_once in (1, 8))
     assert [plan.step for plan in together] == list(range(first, 25))

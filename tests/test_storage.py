@@ -4,16 +4,18 @@ import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from pipeline.base import linux
+from pipeline.base import files, linux
 from pipeline.base.threads import prefetch
-from pipeline.config import params
-from pipeline.data import packed
+from pipeline.config.params import Residency, Run
+from pipeline.data import packed, split_table
+from pipeline.data.packed import Packed
 from pipeline.loader import storage
 from tests.helpers.refusals import refuses
 
@@ -21,72 +23,72 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> np.memmap:
-    """Twelve packed images, mapped from disk."""
-    noise = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
-    packed.write(tmp_path, noise, 12, 20)
-    array: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
-    return array
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packed:
+    """Forty packed images in three shards."""
+    monkeypatch.setattr(packed, "SHARD_BYTES", 1)
+    noise = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), np.uint8)
+    packed.write(tmp_path, noise, 40, 64)
+    rows = [(f"a/{number:02}.png", "a", "train", "", 60, 40, "", "", "") for number in range(len(noise))]
+    files.write_csv(tmp_path / "split.csv", split_table.HEADER, rows)
+    return packed.load(tmp_path, tmp_path / "split.csv")
 
 
-@pytest.mark.parametrize("where", get_args(storage.Residency))
-def test_the_same_images_are_seen_wherever_they_reside(images: np.memmap, where: storage.Residency) -> None:
-    """The images of any rows, in any order, are those of the file; it is said where they are. params.yaml has each."""
-    assert where in get_args(params.Run.model_fields["residency"].annotation)
-    image_store, note = storage.open_images(images, where, CPU, 1)
-    rows = np.array([3, 11, 0, 3])
+IN_MEMORY = [where for where in get_args(Residency) if where != "stream"]  # see test_stream.py
+
+
+@pytest.mark.parametrize("where", IN_MEMORY)
+def test_the_same_images_are_seen_wherever_they_reside(data: Packed, where: Residency) -> None:
+    """The images of any rows, in any order, are those of the files; it is said where they are."""
+    image_store, note = storage.open_images(data, Run(residency=where), CPU)
+    rows = np.array([3, 39, 0, 3, 16])
     result, numbers = image_store.send(image_store.collect(rows))
-    assert np.array_equal(result[numbers].numpy(), images[rows])
+    assert np.array_equal(result[numbers].numpy(), data.images[rows])
     assert note.endswith(f"(0 MB, run.residency: {where})")
     assert note.split()[0] == ("disk" if where == "auto" else where)
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, where: storage.Residency) -> None:
-    """Eight terabytes of images (a file of holes) fit into no memory; `disk` and `auto` map them."""
-    shape = (40_000_000, 256, 256, 3)
-    with (tmp_path / packed.IMAGES).open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        try:
-            file.truncate(file.tell() + int(np.prod(shape)))
-        except OSError as error:
-            pytest.skip(f"needs a file system with files of 8 TB: {error}")
-    images = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(
+    data: Packed, where: Residency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images that need more than half of the free memory of both processes; `disk` and `auto` map them."""
+    monkeypatch.setattr(linux, "available_memory", lambda: 3 * data.images.nbytes)
+    storage.open_images(data, Run(residency=where), CPU)
     with refuses(("run.residency", "machine")):
-        storage.open_images(images, where, CPU, 2)
-    for fitting in ("auto", "disk"):
-        image_store, note = storage.open_images(images, fitting, CPU, 2)
+        storage.open_images(data, Run(residency=where, processes=2), CPU)
+    for fitting in IN_MEMORY[0], "disk":
+        _, note = storage.open_images(data, Run(residency=fitting, processes=2), CPU)
         assert note.startswith("disk")
-        assert not image_store.images[39_999_999].any()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
-    """In order, no more than one in advance; for a GPU in another thread. An error comes where its item would."""
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_prefetch_makes_the_next_items_while_one_is_used(ahead: int) -> None:
+    """In order, no more than so many in advance, in another thread; 0: one, in this thread. An error comes where its
+    item would.
+    """
     numbers: list[int] = []
-    second = threading.Event()
+    made = [threading.Event() for _ in range(3)]
     threads: set[int] = set()
 
     def items() -> Iterator[int]:
         for number in range(4):
             threads.add(threading.get_ident())
             numbers.append(number)
-            if number == 1:
-                second.set()
             if number == 3:
                 raise ValueError("the fourth")
+            made[number].set()
             yield number
 
-    coming = prefetch(items(), device == "cuda")
+    coming = prefetch(items(), ahead)
     assert next(coming) == 0
-    assert second.wait(60)  # made while the first is in use
-    assert numbers == [0, 1]
+    assert made[ahead or 1].wait(60)  # while the first is in use
+    assert numbers == [0, 1, 2][: (ahead or 1) + 1]
     assert next(coming) == 1
     assert next(coming) == 2
     with pytest.raises(ValueError, match="the fourth"):
         next(coming)
     assert len(threads) == 1
-    assert (threading.get_ident() in threads) == (device == "cpu")
+    assert (threading.get_ident() in threads) == (ahead == 0)
 
 
 GROUPS = {  # of a process: a line of /proc/self/cgroup, and the files of the groups
@@ -122,28 +124,24 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("free", [1, 10**12])
-def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
-    """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""
-    parts, options = list[tuple[int, ...]](), list[int]()
+def test_the_system_is_told_what_to_read(data: Packed, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Of files that memory holds everything at once; of larger ones each batch's images, when it is planned."""
+    advice, advise = list[tuple[int, int, int]](), linux.advise
 
-    class Mapped(mmap.mmap):
-        def madvise(self, option: int, *part: int) -> None:
-            options.append(option)
-            parts.append(part)
-            super().madvise(option, *part)
+    def noted(array: NDArray[np.uint8], option: int) -> None:
+        advice.append((array.ctypes.data, array.nbytes, option))
+        advise(array, option)
 
     monkeypatch.setattr(linux, "available_memory", lambda: free)
-    monkeypatch.setattr(mmap, "mmap", Mapped)
-    image_store, _ = storage.open_images(images, "disk", CPU, 1)
-    rows = np.array([11, 0])
+    monkeypatch.setattr(linux, "advise", noted)
+    image_store, _ = storage.open_images(data, Run(residency="disk"), CPU)
+    rows = np.array([39, 0])
     result, numbers = image_store.send(image_store.collect(rows))
-    assert np.array_equal(result[numbers].numpy(), images[rows])
-    if free > images.nbytes:
-        assert (options, parts) == ([mmap.MADV_WILLNEED], [()])
+    assert np.array_equal(result[numbers].numpy(), data.images[rows])
+    first, length = data.images.ctypes.data, data.images[0].nbytes
+    everything = (first, data.images.nbytes)
+    if free > data.images.nbytes:
+        assert advice == [(*everything, mmap.MADV_WILLNEED)]
     else:  # and nothing beside them
-        assert options == [mmap.MADV_RANDOM, *[mmap.MADV_WILLNEED] * len(rows)]
-        assert parts.pop(0) == ()
-        starts = [images.offset + row * images[0].nbytes for row in rows]
-        for start, (page, length) in zip(starts, parts, strict=True):
-            assert page <= start
-            assert page + length == start + images[0].nbytes
+        of_rows = [(first + row * length, length, mmap.MADV_WILLNEED) for row in rows]
+        assert advice == [(*everything, mmap.MADV_RANDOM), *of_rows]

@@ -42,7 +42,9 @@ OWNERS = {  # a library → the modules that import it
     "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"},
-    "dvc": {"reruns.revisions", "commands.continue_from", "versioning.quiet", "versioning.run_cache"},
+    "dvc": {
+        "reruns.revisions", "commands.continue_from", "versioning.quiet", "versioning.remote", "versioning.run_cache",
+    },
     "optuna": {"reruns.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},

@@ -12,7 +12,7 @@ import torch
 from pipeline.base import files
 from pipeline.commands import doctor
 from pipeline.config import model_names, params
-from pipeline.config.params import Train
+from pipeline.config.params import Run, Train
 from pipeline.data import packed
 from pipeline.evaluation import inference
 from pipeline.loader import augment, storage
@@ -90,7 +90,7 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     assert outputs(folder) == outputs(straight)
     trained_model, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
-    images, _ = storage.open_images(data.images, "disk", ALONE.device, 1)
+    images, _ = storage.open_images(data, Run(residency="disk"), ALONE.device)
     rows = data.rows("val")
     logits = inference.predict_logits(trained_model, images, data.sizes, rows, batch_size=64, world=ALONE)
     log_probs = inference.log_probabilities(logits)

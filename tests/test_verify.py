@@ -24,6 +24,7 @@ from tests.helpers.projects import call, commit, edited, verify, verify_environm
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
+SHARD = "data/packed/images-00000.bin"
 AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
 ONE_STAGE = pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
 LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
@@ -84,7 +85,7 @@ def commit_another_hash(project: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda project: flip_a_bit(project / "data/packed/images.npy"), ["data/packed", "data/packed/images.npy"]),
+        (lambda project: flip_a_bit(project / SHARD), ["data/packed", SHARD]),
         pytest.param(lambda project: shutil.rmtree(project / "data/images"), ["data/images"], marks=AGAIN),
         pytest.param(commit_another_hash, 2 * ["models/model.json"], marks=AGAIN),  # and its object
     ],

@@ -112,7 +112,7 @@ def flip(output: str, inside: str = "") -> Callable[[Path], None]:
     ("damage", "expected"),
     [
         (flip("models/model.onnx"), {("export", "output", "models/model.onnx")}),
-        (flip("data/packed", "images.npy"), {("prepare", "output", "data/packed")}),
+        (flip("data/packed", "images-00000.bin"), {("prepare", "output", "data/packed")}),
         (flip("data/packed"), {("prepare", "output", "data/packed")}),
         (edited("metrics/eval.json", "{", "{ "), {("evaluate", "output", "metrics/eval.json")}),
         (edited("data/corrections.csv", "\n", "\n\n"), {("split", "input", "data/corrections.csv")}),

@@ -16,7 +16,7 @@ from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
-from pipeline.data.packed import Packed
+from pipeline.data.packed import Digest, Packed
 from pipeline.engine import determinism, distributed, loop
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Learner, Totals
@@ -54,17 +54,19 @@ class Ready:
             )
 
 
-def noise(images: int, side: int, classes: int) -> Packed:
-    """Packed images of noise uint8 [images, side, side, 3] in so many classes, all of them to train on."""
-    return Packed(
-        images=np.random.default_rng(0).integers(0, 256, (images, side, side, 3), np.uint8),
+def noise(images: int, side: int, classes: int, device: torch.device) -> Dataset:
+    """Images of noise uint8 [images, side, side, 3] on the device, in so many classes, all of them to train on."""
+    pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), np.uint8)
+    packed = Packed(
+        folder=Path("noise"),
+        content=Digest("", images, side),
         paths=("",) * images,
         classes=tuple(str(number) for number in range(classes)),
         labels=np.arange(images) % classes,
         sizes=np.full((images, 2), side * 5 // 4, np.int32),
         splits=np.full(images, "train"),
-        digest="",
     )
+    return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
 
 
 def with_settings(config: Params, settings: dict[str, Any]) -> Params:
@@ -88,7 +90,7 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     config = set_up(settings)
     world = World.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    images, _ = storage.open_images(data.images, config.run.residency, world.device, 1)
+    images, _ = storage.open_images(data, config.run, world.device)
     with distributed.join(world, 600):
         yield Ready(config, Dataset(data, images), world)
 
@@ -137,8 +139,7 @@ def on_noise(model: str, batch: int, side: int, **settings: Any) -> tuple[Traine
     `batch`: the number of images; `side`: theirs, in pixels; `settings`: others of `train`.
     """
     size = {"model": model, "batch_size": batch, "crop": side, "epochs": 1000, "lr": 0.001}
-    config, packed = set_up({"parallel": "single", **size, **settings}), noise(batch, side, 5)
+    config = set_up({"parallel": "single", **size, **settings})
     world = World.from_env({}, config.train.device)
-    images = ImageStore(torch.from_numpy(packed.images).to(world.device), world.device)
-    ready = Ready(config, Dataset(packed, images), world)
+    ready = Ready(config, noise(batch, side, 5, world.device), world)
     return Trainer.of(ready), resident(next(ready.batches()))

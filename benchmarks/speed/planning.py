@@ -27,10 +27,8 @@ def measure(turns: int, report: Report) -> None:
     from benchmarks.speed import ours
     from pipeline.engine.parallel import Share
     from pipeline.loader import batches
-    from pipeline.loader.storage import Dataset, ImageStore
 
-    packed = ours.noise(3000, 4, 5)
-    dataset = Dataset(packed, ImageStore(torch.from_numpy(packed.images), torch.device("cpu")))
+    dataset = ours.noise(3000, 4, 5, torch.device("cpu"))
     cases = {f"plans {size}, {steps} at once": (size, steps) for size in BATCHES for steps in (1, batches.AT_ONCE)}
     missing = report.missing(cases)
     milliseconds: dict[str, list[float]] = {name: [] for name in missing}

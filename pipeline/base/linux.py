@@ -1,12 +1,20 @@
 """What this process may use of the machine, and system calls for which Python has no function."""
 
 import ctypes
+import mmap
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+MAP_FIXED = 0x10  # mmap(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -56,6 +64,38 @@ def available_memory() -> int:
 
     free: int = psutil.virtual_memory().available
     return min([free, *(max(0, limit - used) for limit, used in memory_limits())])
+
+
+def map_files(paths: Sequence[Path]) -> "NDArray[np.uint8]":
+    """The bytes of files, one file after the other, as one read-only array that is mapped from them.
+
+    Each file but the last has whole pages. Raises OSError if a file cannot be mapped.
+    """
+    import numpy as np  # not when a command starts
+
+    sizes = [path.stat().st_size for path in paths]
+    # It reserves the addresses, and gives them all back at its end. The files replace its pages, which nobody has read.
+    array = np.frombuffer(mmap.mmap(-1, sum(sizes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
+    system_map = ctypes.CDLL(None, use_errno=True).mmap
+    system_map.restype = ctypes.c_void_p
+    system_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = array.ctypes.data
+    for path, size in zip(paths, sizes, strict=True):
+        with path.open("rb") as file:
+            place = system_map(address, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, file.fileno(), 0)
+        if place != address:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+        address += size
+    return array
+
+
+def advise(array: "NDArray[np.uint8]", advice: int) -> None:
+    """Tell the system how a contiguous, mapped array will be read: mmap.MADV_… [man 2 madvise]."""
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(start, array.ctypes.data + array.nbytes - start, advice)
 
 
 def die_with_parent() -> None:

@@ -41,13 +41,14 @@ def ordered_map(
         pool.shutdown(cancel_futures=True)
 
 
-def prefetch(items: Iterator[Item], in_thread: bool) -> Iterator[Item]:
-    """The same items, each made one item ahead of the reader.
+def prefetch(items: Iterator[Item], ahead: int) -> Iterator[Item]:
+    """The same items, made ahead of the reader, in order.
 
-    `in_thread`: a thread makes it. Otherwise it is made in the thread of the reader, before that gets the earlier item.
+    `ahead`: a thread makes so many items ahead. 0: the thread of the reader makes each item before it gets the one
+    before.
     """
     end = object()
-    if not in_thread:
+    if ahead == 0:
         item = next(items, end)
         while item is not end:
             try:
@@ -59,7 +60,7 @@ def prefetch(items: Iterator[Item], in_thread: bool) -> Iterator[Item]:
             item = next_item
         return
     with ThreadPoolExecutor(1, "prefetch") as pool:
-        future = pool.submit(next, items, end)
-        while (item := future.result()) is not end:
-            future = pool.submit(next, items, end)
+        futures = deque(pool.submit(next, items, end) for _ in range(ahead))
+        while (item := futures.popleft().result()) is not end:
+            futures.append(pool.submit(next, items, end))
             yield item  # type: ignore[misc]

@@ -32,6 +32,8 @@ Source = Literal[
 Grey = Literal["full", "minmax", "percentile"]
 Fit = Literal["none", "squash", "crop", "pad"]
 WHOLE: tuple[Fit, ...] = ("squash", "pad")  # evaluation sees the whole image
+Residency = Literal["auto", "device", "host", "disk", "stream"]
+STREAM: Residency = "stream"
 Duplicates = Literal["together", "ignore"]
 Arithmetic = Literal["native", "portable"]
 APEX_LEVELS = ("O0", "O1", "O2", "O3")  # the precisions that Apex provides
@@ -219,7 +221,8 @@ class Run(Section):
     save_every_epochs: Natural = 0
     keep_states: Natural = 0
     workers: Workers = 0
-    residency: Literal["auto", "device", "host", "disk"] = "auto"
+    residency: Residency = "auto"
+    stream_cache_gb: Annotated[float, Field(ge=0, le=1_000_000)] = 10
     log_steps: Count = 20
     checkpoint_seconds: Seconds = 300
     epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 60

@@ -1,31 +1,39 @@
 """The packed images: `prepare` writes them, `train` and `evaluate` read them.
 
-A folder with `images.npy`, uint8 [N, S, S, 3], and `digest.json` (`sha256` of images.npy, `images` N, `size` S, and
-`fit`, if it is not `none`).
-Image i belongs to row i of the kept rows of split.csv, which has its path, class and split.
+A folder with
+    images-00000.bin, …     shards: the pixels, uint8 [n, S, S, 3] each, without a header; see `shard_images`
+    images.sha256           the SHA-256 of each image's pixels, 32 bytes each
+    digest.json             `sha256` of images.sha256, `images` N, `size` S, and `fit`, if it is not `none`
+Image i belongs to row i of the kept rows of split.csv, which has its path, class and split. A changed image changes its
+shard alone. DVC has a hash for each shard, so it sends and fetches that one.
 """
 
 import hashlib
-import io
 import math
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import files, schema
-from pipeline.base.errors import Fault, UserError
-from pipeline.config.params import Fit, Prepare
+from pipeline.base import files, linux, schema
+from pipeline.base.errors import Fault, UserError, damaged
+from pipeline.config.params import STREAM, Fit, Params, Prepare
 from pipeline.data import split_table, squares
 from pipeline.versioning import integrity, programs
 
-IMAGES, DIGEST = "images.npy", "digest.json"
+HASHES, DIGEST = "images.sha256", "digest.json"
+HASH_BYTES = hashlib.sha256().digest_size
+SHARD_BYTES = 2**26
+# Shards are mapped one after the other, as one array. So each has whole pages: the largest ones of Linux, on arm64.
+PAGE = 2**16
 LARGE = 4e9  # bytes; before more are read, a message is printed
-MEMORY = programs.TEMPORARY / "packed.json"  # the digest of images.npy, by its inode, size and times
+MEMORY = programs.TEMPORARY / "packed.json"  # the digests of the shards, by their inode, size and times
 
 
 @dataclass(frozen=True)
@@ -34,24 +42,77 @@ class Digest:
 
     __pydantic_config__ = schema.STRICT
 
-    sha256: schema.Sha256  # of images.npy
+    sha256: schema.Sha256  # of images.sha256
     images: schema.Count
     size: schema.Side
     fit: Fit = "none"  # the prepare.fit of these images
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of all images: [N, S, S, 3]."""
+        return self.images, self.size, self.size, 3
+
+    @property
+    def image_bytes(self) -> int:
+        """The bytes of an image."""
+        return 3 * self.size**2
+
+    def shards(self) -> dict[str, int]:
+        """The files with the pixels, in order, and the number of images in each."""
+        most = shard_images(self.size)
+        return {
+            f"images-{number:05}.bin": min(most, self.images - start)
+            for number, start in enumerate(range(0, self.images, most))
+        }
+
+
+def shard_images(size: int) -> int:
+    """The number of images in a shard: about SHARD_BYTES, and whole pages.
+
+    With a `size` that is no multiple of 16 it can be more: with an odd one 65,536 images.
+    """
+    at_a_time = PAGE // math.gcd(PAGE, 3 * size**2)
+    return max(1, SHARD_BYTES // (3 * size**2 * at_a_time)) * at_a_time
 
 
 @dataclass(frozen=True)
 class Packed:
     """The images of a data set and their rows of split.csv; element i of each field belongs to image i."""
 
-    images: NDArray[np.uint8]  # [N, S, S, 3], a read-only memory map
+    folder: Path
+    content: Digest
     paths: tuple[str, ...]  # relative to paths.images
     classes: tuple[str, ...]  # [K], sorted
     labels: NDArray[np.int64]  # [N], index into `classes`
     sizes: NDArray[np.int32]  # [N, 2]: width and height that a square stands for, see `squares.proportions`
     splits: NDArray[np.str_]  # [N]: train, val or test
-    digest: str  # SHA-256 of images.npy
-    fit: Fit = "none"
+
+    @property
+    def size(self) -> int:
+        """The side of the squares, in pixels."""
+        return self.content.size
+
+    @property
+    def fit(self) -> Fit:
+        """The prepare.fit of the images."""
+        return self.content.fit
+
+    @property
+    def digest(self) -> str:
+        """What identifies the images: the SHA-256 of their hashes."""
+        return self.content.sha256
+
+    @cached_property
+    def images(self) -> NDArray[np.uint8]:
+        """The images [N, S, S, 3], read-only, mapped from the shards. Raises UserError if one has another length."""
+        shards = {self.folder / name: count for name, count in self.content.shards().items()}
+        for path, count in shards.items():
+            expected = count * self.content.image_bytes
+            with schema.reading(path, schema.checkout(self.folder)), path.open("rb") as file:
+                actual = os.fstat(file.fileno()).st_size
+                if actual != expected:
+                    raise ValueError(f"{actual:,} bytes, not {expected:,}")
+        return linux.map_files(list(shards)).reshape(self.content.shape)
 
     def rows(self, split: str) -> NDArray[np.int64]:
         """The indices of the images of one split, ascending."""
@@ -63,17 +124,33 @@ class Packed:
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
 
+def open_for(config: Params, compares: bool) -> Packed:
+    """The packed images of these params, as a stage reads them; `compares`: this process compares the pixels, too.
+
+    With run.residency: stream they are compared when they arrive. Raises UserError as `load` and the checks do.
+    """
+    data = load(Path(config.paths.packed), Path(config.paths.split))
+    if compares and config.run.residency != STREAM:
+        check_pixels(data)
+    check_settings(data, config.prepare)
+    return data
+
+
 def load(folder: Path, split_csv: Path) -> Packed:
-    """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv."""
+    """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv.
+
+    Its pixels are mapped when they are first used.
+    """
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
-    images, rows = _memory_map(folder, digest), split_table.kept_rows(split_csv)
+    rows = split_table.kept_rows(split_csv)
     if digest.images != len(rows):
         reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (perennial repro does)"
-        raise UserError(Fault(str(folder / IMAGES), f"{digest.images} images", "differs", reason, remedy=remedy))
+        raise UserError(Fault(str(folder / DIGEST), f"{digest.images} images", "differs", reason, remedy=remedy))
     classes = tuple(sorted({row["class"] for row in rows}))
     number = {name: index for index, name in enumerate(classes)}
     return Packed(
-        images=images,
+        folder=folder,
+        content=digest,
         paths=tuple(row["path"] for row in rows),
         classes=classes,
         labels=np.array([number[row["class"]] for row in rows], np.int64),
@@ -81,87 +158,91 @@ def load(folder: Path, split_csv: Path) -> Packed:
             [squares.proportions(digest.fit, (int(row["width"]), int(row["height"]))) for row in rows], np.int32
         ),
         splits=np.array([row["split"] for row in rows]),
-        digest=digest.sha256,
-        fit=digest.fit,
     )
 
 
-def _header(images: int, size: int) -> bytes:
-    """The first bytes of images.npy, before the pixels."""
-    header = io.BytesIO()
-    layout = {"descr": "|u1", "fortran_order": False, "shape": (images, size, size, 3)}
-    np.lib.format.write_array_header_1_0(header, layout)
-    return header.getvalue()
+def hashes_of(content: bytes, digest: Digest) -> NDArray[np.uint8]:
+    """The SHA-256 of each image, uint8 [N, 32], from the bytes of images.sha256.
 
-
-def _memory_map(folder: Path, digest: Digest) -> NDArray[np.uint8]:
-    """images.npy as a memory map. Raises UserError if it does not have the header and length that digest.json says.
-
-    The header is compared and not parsed: a damaged one could describe Python objects or a huge array.
+    Raises ValueError if they are not those that digest.json describes.
     """
-    path, header = folder / IMAGES, _header(digest.images, digest.size)
-    shape = (digest.images, digest.size, digest.size, 3)
-    with schema.reading(path, schema.checkout(folder)), path.open("rb") as file:
-        if file.read(len(header)) != header:
-            raise ValueError(f"it does not begin like an array of uint8 {list(shape)}, which {DIGEST} describes")
-        actual, expected = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
-        if actual != expected:
-            raise ValueError(f"{actual:,} bytes, not {expected:,}")
-        return np.memmap(file, np.uint8, "r", len(header), shape)
+    if (actual := hashlib.sha256(content).hexdigest()) != digest.sha256:
+        raise ValueError(f"SHA-256 {actual}, not {digest.sha256}, which {DIGEST} says")
+    if len(content) != HASH_BYTES * digest.images:
+        raise ValueError(f"{len(content):,} bytes, not {HASH_BYTES} for each of {digest.images:,} images")
+    return np.frombuffer(content, np.uint8).reshape(digest.images, HASH_BYTES)
 
 
-def check_pixels(data: Packed, folder: Path) -> None:
-    """Raise UserError if images.npy of the packed `folder` has another SHA-256 than its digest.json says.
+def check_pixels(data: Packed) -> None:
+    """Raise UserError if an image has another SHA-256 than images.sha256 says, or that file than digest.json says.
 
-    The file is read once, and again after a change of its time or size. It is not read if this start of the program has
-    compared it with dvc.lock.
+    A shard is read once, and again after a change of its time or size. None is read if this start of the program has
+    compared the folder with dvc.lock.
     """
-    path = folder / IMAGES
+    folder, remedy = data.folder, schema.checkout(data.folder)
     if integrity.is_compared(folder):
         return
     if data.images.nbytes > LARGE:
         print(
-            f"{path}: comparing {data.images.nbytes / 1e9:.0f} GB with {folder / DIGEST}, if it has changed since the "
-            f"last time; if other processes do not wait so long, raise run.timeout_seconds",
+            f"{folder}: comparing {data.images.nbytes / 1e9:.0f} GB with {folder / HASHES}, if it has changed since "
+            f"the last time; if other processes do not wait so long, raise run.timeout_seconds",
             file=sys.stderr,
         )
-    if (actual := integrity.sha256_once(path, MEMORY)) != data.digest:
-        reason = f"{folder / DIGEST} says {data.digest}"
-        raise UserError(Fault(str(path), f"SHA-256 {actual}", "differs", reason, remedy=schema.checkout(folder)))
+    with schema.reading(folder / HASHES, remedy):
+        expected = iter(hashes_of((folder / HASHES).read_bytes(), data.content))
+    shards, image_bytes = data.content.shards(), data.content.image_bytes
+    paths = [folder / name for name in shards]
+    actual = integrity.hash_once(paths, MEMORY, lambda name: _digest_of_hashes(Path(name), image_bytes))
+    for path, count, digest in zip(paths, shards.values(), actual, strict=True):
+        if digest != hashlib.sha256(b"".join(row.tobytes() for row in islice(expected, count))).hexdigest():
+            raise damaged(path, f"an image has another SHA-256 than {folder / HASHES} says", remedy)
 
 
-def check_settings(data: Packed, folder: Path, settings: Prepare) -> None:
-    """Raise UserError if the images of the packed `folder` have another `prepare.size` or `prepare.fit`."""
-    pairs = {"size": (data.images.shape[1], settings.size), "fit": (data.fit, settings.fit)}
+def _digest_of_hashes(shard: Path, image_bytes: int) -> str:
+    """The SHA-256 of the SHA-256 of all images in a shard."""
+    digest = hashlib.sha256()
+    with shard.open("rb") as file:
+        while image := file.read(image_bytes):
+            digest.update(hashlib.sha256(image).digest())
+    return digest.hexdigest()
+
+
+def check_settings(data: Packed, settings: Prepare) -> None:
+    """Raise UserError if the packed images have another `prepare.size` or `prepare.fit`."""
+    pairs = {"size": (data.size, settings.size), "fit": (data.fit, settings.fit)}
     for key, (actual, expected) in pairs.items():
         if actual != expected:
-            reason = f"the packed images in {folder / IMAGES} have {actual}"
+            reason = f"the packed images in {data.folder} have {actual}"
             remedy = "or pack again (perennial repro --force --single-item prepare); then perennial repro"
             raise UserError(Fault(f"prepare.{key}", str(expected), "differs", reason, str(actual), remedy))
 
 
 def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int, fit: Fit = "none") -> None:
-    """Write `count` images, uint8 [size, size, 3] each, and their digest. One image is in memory at a time.
+    """Write `count` images, uint8 [size, size, 3] each, and their digests. One image is in memory at a time.
 
     They are not written through a memory map: there a full disk ends the process (SIGBUS) instead of raising OSError.
     Raises ValueError for another number or another shape of images.
     """
-    header = _header(count, size)
-    sha256 = hashlib.sha256(header)
-    images_written = 0
-    with (folder / IMAGES).open("wb") as file:
-        file.write(header)
-        for image in images:
-            if image.shape != (size, size, 3) or image.dtype != np.uint8:
-                raise ValueError(f"image {images_written}: {image.dtype} {image.shape}, not uint8 {(size, size, 3)}")
-            content = np.ascontiguousarray(image).data
-            file.write(content)
-            sha256.update(content)
-            images_written += 1
-        file.flush()
-        os.fsync(file.fileno())
+    digest = Digest("", count, size, fit)
+    hashes = bytearray()
+    remaining = iter(images)
+    for name, in_shard in digest.shards().items():
+        with (folder / name).open("wb") as file:
+            for image in islice(remaining, in_shard):
+                if image.shape != digest.shape[1:] or image.dtype != np.uint8:
+                    number = len(hashes) // HASH_BYTES
+                    raise ValueError(f"image {number}: {image.dtype} {image.shape}, not uint8 {digest.shape[1:]}")
+                content = np.ascontiguousarray(image).data
+                file.write(content)
+                hashes += hashlib.sha256(content).digest()
+            file.flush()
+            os.fsync(file.fileno())
+    images_written = len(hashes) // HASH_BYTES + sum(1 for _ in remaining)
     if images_written != count:
         raise ValueError(f"{images_written} images, not {count}")
-    digest = {"sha256": sha256.hexdigest(), "images": count, "size": size}
-    # Without the key for `none`: such a folder has the bytes that earlier versions wrote.
-    files.write_json(folder / DIGEST, digest if fit == "none" else digest | {"fit": fit})
+    with (folder / HASHES).open("wb") as file:
+        file.write(hashes)
+        file.flush()
+        os.fsync(file.fileno())
+    fields = {"sha256": hashlib.sha256(hashes).hexdigest(), "images": count, "size": size}
+    files.write_json(folder / DIGEST, fields if fit == "none" else fields | {"fit": fit})

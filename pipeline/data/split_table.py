@@ -26,7 +26,7 @@ def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]
 
 
 def kept_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
+    """The rows of the kept images, in order; row i is image i of the packed ones. Raises UserError if it is damaged."""
     return [row for row in all_rows(path, KEPT_COLUMNS) if not row["reason"]]
 
 

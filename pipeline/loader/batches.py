@@ -20,7 +20,7 @@ from pipeline.engine.loop import Batch
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params, sampler
 from pipeline.loader.random_params import AugmentParams, Mix
-from pipeline.loader.storage import Dataset, ImageStore
+from pipeline.loader.storage import Collected, Dataset, ImageStore
 
 AT_ONCE = 8  # steps that are planned together: NumPy takes as long for the calls of one step as for 64 images
 
@@ -30,7 +30,7 @@ class Plan:
     """This process's part of one global batch: images, labels and random parameters. The images are not cropped yet."""
 
     step: int
-    images: tuple[Tensor, Tensor]  # of ImageStore.collect
+    images: Collected
     side: int  # of the crops, in pixels
     labels: NDArray[np.int64]  # of these images
     params: AugmentParams
@@ -61,9 +61,7 @@ def augment_params(
     """The random parameters of global batches: of these rows [steps · batch] of the packed images, cut to `side`."""
     seed, size = settings.seed, settings.batch_size
     return AugmentParams(
-        *random_params.crop_boxes(
-            seed, steps, data.sizes[rows], data.images.shape[1], settings.crop_scale, settings.flip
-        ),
+        *random_params.crop_boxes(seed, steps, data.sizes[rows], data.size, settings.crop_scale, settings.flip),
         random_params.jitter_factors(seed, steps, size, settings.color_jitter),
         random_params.erase_boxes(seed, steps, size, side, settings.erasing),
     )
@@ -100,8 +98,7 @@ def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: i
     """This process's share of every global batch, from `first_step` to the last step, on the device."""
     store, classes = dataset.images, len(dataset.packed.classes)
     layout = MEMORY_FORMATS[settings.memory_format]
-    in_thread = store.device.type == "cuda"  # a CPU is busy with the steps themselves
-    for plan in threads.prefetch(plans(dataset, settings, share, first_step), in_thread):
+    for plan in threads.prefetch(plans(dataset, settings, share, first_step), store.ahead):
         crops = augment.training_crops(*store.send(plan.images), plan.params, plan.side, layout)
         labels, targets = augment.mix_labels(augment.to_device(plan.labels, store.device), plan.mix, classes)
         yield Batch(
@@ -116,6 +113,6 @@ def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: i
 def eval_batches(store: ImageStore, batches: Sequence[CenterCrops]) -> Iterator[Tensor]:
     """Each batch of centre crops as normalized images float32 [n, 3, size, size], on the device."""
     images_of_batches = ((crops, store.collect(crops.rows)) for crops in batches)
-    for crops, images in threads.prefetch(images_of_batches, store.device.type == "cuda"):
+    for crops, images in threads.prefetch(images_of_batches, store.ahead):
         flips = np.zeros(len(crops.rows), np.bool_)
         yield augment.crops(*store.send(images), crops.boxes, flips, crops.size)

@@ -22,7 +22,7 @@ from pipeline.base import linux
 from pipeline.base.errors import exit_status
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data.packed import Packed
+from pipeline.data.packed import Digest, Packed
 from pipeline.engine import determinism, distributed, loop
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Learner, Totals
@@ -43,13 +43,13 @@ def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
     count, side = training + validation, config.prepare.size
     pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
     packed = Packed(
-        images=pixels,
+        folder=Path(config.paths.packed),
+        content=Digest("", count, side),
         paths=("",) * count,
         classes=tuple(str(number) for number in range(classes)),
         labels=np.arange(count) % classes,
         sizes=np.full((count, 2), 500, np.int32),
         splits=np.array(["train"] * training + ["val"] * validation),
-        digest="",
     )
     return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
 

@@ -40,7 +40,7 @@ from pipeline.training import provenance
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
     """Raise UserError if the model was not trained on images packed like these."""
-    model_file, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
+    model_file, packed_size = f"{config.paths.models}/model.json", data.size
     if model.classes != data.classes:
         value = f"its classes are {', '.join(model.classes)}"
         reason = f"those of {config.paths.split} are {', '.join(data.classes)}"
@@ -122,10 +122,7 @@ def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
 
 def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
     """The packed images, the rows of the test split, and the model. Raises UserError if they do not fit together."""
-    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    if world.local_rank == 0:
-        packed.check_pixels(data, Path(config.paths.packed))
-    packed.check_settings(data, Path(config.paths.packed), config.prepare)
+    data = packed.open_for(config, world.local_rank == 0)
     rows = data.rows("test")
     if len(rows) == 0:
         raise missing(config.paths.split, "raise split.fractions.test, then perennial repro", "no test image")
@@ -161,9 +158,7 @@ def run(config: Params) -> None:
             world, config.train.threads, model.arithmetic
         )
     with distributed.process_group(world, config.train.backend, config.run.timeout_seconds, meeting):
-        image_store, _ = storage.open_images(
-            data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
-        )
+        image_store, _ = storage.open_images(data, config.run, world.device)
         batch_size, others = config.evaluate.batch_size, acceptance_rows(data)
         all_rows = np.concatenate([rows, others])
         with progress(model, math.ceil(len(all_rows) / (batch_size * world.size)), world):

@@ -55,7 +55,7 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     model = exported.load(Path(paths.models))
     data = packed.load(Path(paths.packed), Path(paths.split))
-    packed.check_pixels(data, Path(paths.packed))
+    packed.check_pixels(data)
     rows = data.rows("test")
     table = Path(paths.metrics) / figures.PREDICTIONS
     predictions = onnx_check.read_predictions(table, model.classes)

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import Fault, UserError
@@ -43,10 +42,7 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Ru
 
     Raises UserError if this process cannot start.
     """
-    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    if world.local_rank == 0:  # one process of each node reads the pixels; the others end with it
-        packed.check_pixels(data, Path(config.paths.packed))
-    packed.check_settings(data, Path(config.paths.packed), config.prepare)
+    data = packed.open_for(config, world.local_rank == 0)  # the other processes of a node end with this one
     rows = len(data.rows("train"))
     if config.train.batch_size > rows:
         reason = f"more than the training images ({rows})"
@@ -61,7 +57,7 @@ def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
 
     These are `parts`, which identity.training_parts returns, and the facts whose differences hang a run.
     """
-    may_differ = {"node_rank", "rendezvous", "workers", "residency"}
+    may_differ = {"node_rank", "rendezvous", "workers", "residency", "stream_cache_gb"}
     versions, variables = provenance.versions(), environment.numeric_variables(environment.initial_variables())
     hardware = provenance.hardware(world, config.train.threads, config.train.arithmetic)
     kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
@@ -81,9 +77,7 @@ def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
 
 def open_dataset(config: Params, data: Packed, world: World) -> Dataset:
     """The dataset, with its images where run.residency says."""
-    images, where = storage.open_images(
-        data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
-    )
+    images, where = storage.open_images(data, config.run, world.device)
     if world.is_main:
         print(f"train: the packed images are kept in: {where}", file=sys.stderr)
     return Dataset(data, images)

@@ -87,18 +87,19 @@ def hash_files(paths: Iterable[str], memory: Hashed, digest: Callable[[str], str
         return known | {path: [value, *facts] for (path, facts), value in zip(unknown.items(), hashes, strict=True)}
 
 
-def sha256_once(path: Path, memory: Path) -> str:
-    """The SHA-256 of a file. The file is read only if it is not as in the file `memory`, which then remembers it."""
-    before = load_memory(memory)
-    now = hash_files([str(path)], before, lambda name: files.sha256(Path(name)))
+def hash_once(paths: Iterable[Path], memory: Path, digest: Callable[[str], str]) -> list[str]:
+    """The digest of each file. A file is read only if it is not as in the file `memory`, which then remembers it."""
+    names, before = [str(path) for path in paths], load_memory(memory)
+    now = hash_files(names, before, digest)
     if now != before:
-        with suppress(OSError):  # a disk that is full or read-only: the next start reads the file again
-            with path.open("rb") as content:  # see save_memory
-                os.fsync(content.fileno())
+        with suppress(OSError):  # a disk that is full or read-only: the next start reads the files again
+            for name in (name for name, entry in now.items() if entry != before.get(name)):
+                with Path(name).open("rb") as content:  # see save_memory
+                    os.fsync(content.fileno())
             memory.parent.mkdir(parents=True, exist_ok=True)
             # In place, because two starts may write it at the same time. A cut file counts as an empty one.
             memory.write_text(json.dumps(now), encoding="utf-8")
-    return str(now[str(path)][0])
+    return [str(now[name][0]) for name in names]
 
 
 def load_memory(path: Path = MEMORY) -> Hashed:

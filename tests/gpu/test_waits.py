@@ -11,7 +11,6 @@ from pipeline.engine import loop
 from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import Share
 from pipeline.engine.world import World
-from pipeline.loader.storage import ImageStore
 from pipeline.training import schedule
 from tests.gpu.training import NATIVE, Figures, setup
 
@@ -25,16 +24,14 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     may ask once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
     from benchmarks.speed import ours  # imports TensorBoard, which no other case needs
     from pipeline.loader.batches import train_batches
-    from pipeline.loader.storage import Dataset
 
     settings = params.load().train.model_copy(
         update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
         | {"mixup": 0.2, "epochs": 10, "warmup_epochs": 0}
     )
-    data = ours.noise(64, 40, 4)
+    dataset = ours.noise(64, 40, 4, world.device)
     ready = setup(world, precision, optimizer=optimizer)
-    store = ImageStore(torch.from_numpy(data.images).to(world.device), world.device)
-    stream = train_batches(Dataset(data, store), settings, Share.of_process(world, 1), 0)
+    stream = train_batches(dataset, settings, Share.of_process(world, 1), 0)
     average = Ema.create(ready.bare, 0.9)
     learner = loop.Learner(ready.bare, nn.CrossEntropyLoss(), ready.optimizer, ready.precision, average, clip_norm=1.0)
     rates = schedule.learning_rates(settings, 64)
