@@ -169,6 +169,13 @@ def no_remote(data: packed.Packed) -> None:
     Path(".dvc/config").write_text("[core]\n    no_scm = true\n")
 
 
+def no_answer(data: packed.Packed) -> None:
+    """A remote at a port where nobody listens."""
+    Path(".dvc/config").write_text(
+        "[core]\n    no_scm = true\n    remote = there\n['remote \"there\"']\n    url = http://127.0.0.1:9\n"
+    )
+
+
 def nothing_pushed(data: packed.Packed) -> None:
     """An empty remote."""
     shutil.rmtree("../remote")
@@ -178,6 +185,7 @@ def nothing_pushed(data: packed.Packed) -> None:
     ("prevent", "key", "kind"),
     [
         (other_images, packed.HASHES, "differs"), (no_remote, PACKED.as_posix(), "missing"),
+        (no_answer, PACKED.as_posix(), "failed"),
         (nothing_pushed, PACKED.as_posix(), "missing"),
         (lambda data: Path(dvc_lock.LOCK).write_text("schema: '2.0'\nstages: {}\n"), PACKED.as_posix(), "missing"),
     ],
@@ -185,7 +193,7 @@ def nothing_pushed(data: packed.Packed) -> None:
 def test_without_its_images_no_training_starts(
     data: packed.Packed, prevent: Callable[[packed.Packed], object], key: str, kind: Kind
 ) -> None:
-    """Other images, no remote, an empty one, a dvc.lock without them."""
+    """Other images, no remote, one that does not answer, an empty one, a dvc.lock without them."""
     prevent(data)
     with refuses((key, kind)):
         storage.open_images(packed.load(PACKED, Path("data/split.csv")), STREAMED, CPU)

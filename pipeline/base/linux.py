@@ -25,6 +25,11 @@ CONTROL_GROUPS = {
     "": (Path("/sys/fs/cgroup"), ("memory.max", "memory.high"), ("anon", "shmem")),
 }
 
+SYSTEM = ctypes.CDLL(None, use_errno=True)  # of the functions below, with their types: an address needs 64 bits
+SYSTEM.mmap.restype = ctypes.c_void_p
+SYSTEM.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+SYSTEM.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
 
 def usable_cores() -> int:
     """The number of cores on which this process may run. The machine may have more."""
@@ -76,13 +81,10 @@ def map_files(paths: Sequence[Path]) -> "NDArray[np.uint8]":
     sizes = [path.stat().st_size for path in paths]
     # It reserves the addresses, and gives them all back at its end. The files replace its pages, which nobody has read.
     array = np.frombuffer(mmap.mmap(-1, sum(sizes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
-    system_map = ctypes.CDLL(None, use_errno=True).mmap
-    system_map.restype = ctypes.c_void_p
-    system_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     address = array.ctypes.data
     for path, size in zip(paths, sizes, strict=True):
         with path.open("rb") as file:
-            place = system_map(address, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, file.fileno(), 0)
+            place = SYSTEM.mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, file.fileno(), 0)
         if place != address:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
@@ -93,9 +95,7 @@ def map_files(paths: Sequence[Path]) -> "NDArray[np.uint8]":
 def advise(array: "NDArray[np.uint8]", advice: int) -> None:
     """Tell the system how a contiguous, mapped array will be read: mmap.MADV_… [man 2 madvise]."""
     start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise(start, array.ctypes.data + array.nbytes - start, advice)
+    SYSTEM.madvise(start, array.ctypes.data + array.nbytes - start, advice)
 
 
 def die_with_parent() -> None:

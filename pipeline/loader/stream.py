@@ -59,6 +59,8 @@ class Reader:
 
     def _fetch(self, rows: list[int]) -> dict[int, NDArray[np.uint8]]:
         """Row → image, for rows that are in the remote alone. Those for which there is room stay in the cache."""
+        if not rows:
+            return {}
         numbers = np.searchsorted(self.at, rows, "right") - 1
         length = math.prod(self.cache.shape[1:])
         starts = [int(start) * length for start in rows - self.at[numbers]]
@@ -81,19 +83,20 @@ class Reader:
 
 def open_reader(data: Packed, place: Place, cache_gb: float) -> Reader:
     """The reader of these packed images at `place`. Raises UserError if others are there, or it does not answer."""
+    counts = data.content.shards()
     with answers(place.shown):
         hashes = place.files.cat_file(place.paths[packed.HASHES])
+        shards = tuple(place.paths[name] for name in counts)
     try:
         checked = packed.hashes_of(hashes, data.content)
     except ValueError as error:
         remedy = "dvc pull data/packed/digest.json data/split.csv, so that both are of the same commit"
         raise UserError(Fault(packed.HASHES, f"of {place.shown}", "differs", one_line(error), remedy=remedy)) from None
-    shards = data.content.shards()
     return Reader(
         place=place.shown,
         files=place.files,
-        shards=tuple(place.paths[name] for name in shards),
-        at=np.array([*accumulate(chain([0], shards.values()))]),
+        shards=shards,
+        at=np.array([*accumulate(chain([0], counts.values()))]),
         hashes=checked,
         cache=_cache(data, cache_gb),
     )

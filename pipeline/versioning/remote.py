@@ -20,8 +20,9 @@ class Place:
 def locate(folder: str) -> Place:
     """The files of this output, as dvc.lock has it, in DVC's default remote.
 
-    Raises UserError if there is no such remote, or it does not have the output.
+    Raises UserError if there is no such remote, it does not answer, or it does not have the output.
     """
+    from dvc.config import NoRemoteError
     from dvc.repo import Repo  # takes a second
 
     outs = dvc_lock.outputs(dvc_lock.read())
@@ -34,5 +35,7 @@ def locate(folder: str) -> Place:
             files, shown = store.fs.fs, without_secrets(store.fs.unstrip_protocol(store.path))
             listing = json.loads(files.cat_file(store.oid_to_path(outs[folder])))
             return Place(files, {entry["relpath"]: store.oid_to_path(entry["md5"]) for entry in listing}, shown)
-    except Exception as error:  # of DVC, and of any of fsspec's packages
+    except (FileNotFoundError, NoRemoteError) as error:
         raise UserError(Fault(folder, "not in DVC's remote", "missing", one_line(error), remedy=remedy)) from None
+    except Exception as error:  # of DVC, and of any of fsspec's packages
+        raise UserError(Fault(folder, "DVC's remote", "failed", one_line(error), remedy=remedy)) from None
