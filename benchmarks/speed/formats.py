@@ -14,6 +14,7 @@ import resource
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,10 @@ def stream_mds(folder: Path, cache: Path, room: int) -> Read:
     return lambda rows: [data[row]["image"] for row in rows]
 
 
+def compared_mds(folder: Path) -> Read:
+    return stream_mds(folder, folder / "cache", 10**12)
+
+
 def write_array_record(folder: Path, images: Images) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -149,15 +154,16 @@ class Format:
     compared: Callable[[Path], Read]  # reads with the checks that the format has
     stream: Callable[[Path, Path, int], Read] | None = None  # from a folder, with a cache of so many bytes in another
     needs: str = "numpy"  # the module
+    package: str = "numpy"  # which has the module
 
 
 FORMATS = {
     "ours": Format(write_ours, read_ours, compared_ours, stream_ours),
-    "MDS": Format(
-        write_mds, read_mds, lambda folder: stream_mds(folder, folder / "cache", 10**12), stream_mds, "streaming"
+    "MDS": Format(write_mds, read_mds, compared_mds, stream_mds, "streaming", "mosaicml-streaming"),
+    "ArrayRecord": Format(
+        write_array_record, read_array_record, read_array_record, None, "array_record", "array_record"
     ),
-    "ArrayRecord": Format(write_array_record, read_array_record, read_array_record, None, "array_record"),
-    "Lance": Format(write_lance, read_lance, read_lance, None, "lance"),
+    "Lance": Format(write_lance, read_lance, read_lance, None, "lance", "pylance"),
 }
 
 
@@ -214,6 +220,7 @@ def measure(kind: Format, base: Path, images: Images, turns: int) -> Row:
     read = kind.read(base / "first")
     cpu_ms(read, order, images, checks=True)
     row: Row = {
+        "version": f"{kind.package} {version(kind.package)}",
         "mb": sum(size for _, size in first.values()) / 1e6,
         "again": first == again,
         "changed": sum(size for name, (digest, size) in other.items() if first.get(name) != (digest, size))
