@@ -17,13 +17,14 @@ from pipeline.commands.verify import run
 from pipeline.config import params
 from pipeline.reruns import runner, slurm, trial_copies
 from pipeline.reruns.runner import Job
+from tests import test_sweep
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
 from tests.helpers import studies
 from tests.helpers.network import Node
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import wait_for
+from tests.helpers.trainings import digests, wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
 
 LONG: dict[str, Any] = SMALL | {"train__epochs": 150, "run__epoch_checkpoint_seconds": 0}
@@ -76,6 +77,19 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
         restarts = re.findall(r"Restarts=(\d)", node.output("scontrol", "show", "job", "--oneliner"))
     assert sorted(restarts)[-2:] == ["1", "2"]
     assert outputs(project) == outputs(local)
+
+
+@pytest.mark.slow("a cluster that has to start, and two sweeps; make test has the job that Slurm gets")
+def test_a_sweep_on_slurm_gives_the_tables_of_local_processes(tmp_path: Path) -> None:
+    """Two trials, each on a node of its own. Table and page have the same bytes."""
+    tried = test_sweep.RANDOM | {"trials": 2}
+    folders = (tmp_path / name / "project" for name in ("local", "cluster"))
+    local, project = (test_sweep.project(folder, tried, train__epochs=1) for folder in folders)
+    call(local, *test_sweep.COMMAND, "--jobs", "2")
+    with nodes.cluster(tmp_path / "slurm") as (node, _):
+        said = node.output("env", f"--chdir={project}", *test_sweep.COMMAND, "--jobs", "2", *ON)
+        assert len(node.output("scontrol", "show", "job", "--oneliner").splitlines()) == 2, said
+    assert digests(project, *test_sweep.OUTPUTS) == digests(local, *test_sweep.OUTPUTS)
 
 
 @pytest.fixture
