@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,20 +128,35 @@ def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> No
     assert [(fault.key, fault.kind) for fault in outcome.failures] == [("fold 1", "failed")]
 
 
+def test_a_controller_that_is_started_again_ends_no_run(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm does not answer for a while, and the job ends meanwhile. Only if it stays silent, the command ends."""
+    write_params(tmp_path / "params.yaml", on_cpu(read_params()))
+    (stand_in / "squeue").write_text(f"#!/bin/sh\ntest -e {stand_in}/answers\n")
+    ends = f"sleep 0.5; echo 0 > {tmp_path}/{slurm.STATUS}; touch {stand_in}/answers"
+    (stand_in / "sbatch").write_text(f"#!/bin/sh\n({ends}) >/dev/null 2>&1 &\necho 7\n")
+    slots = runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm")
+    (outcome,) = runner.run_all([Job("fold 1", tmp_path, ("train",))], slots, "folds")
+    assert not outcome.failures
+    monkeypatch.setattr(slurm, "SILENT_SECONDS", 0.0)
+    (stand_in / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    with refuses(("squeue", "failed")):
+        list(runner.run_all([Job("fold 1", tmp_path, ("train",))], slots, "folds"))
+
+
 def test_a_job_whose_work_copy_is_removed_is_ended_with_it(stand_in: Path, tmp_path: Path) -> None:
     """`perennial verify` is interrupted: the job is ended, and has left the queue before the copy is removed."""
     write_params(tmp_path / "params.yaml", on_cpu(read_params()))
     (stand_in / "sbatch").write_text(f"#!/bin/sh\ntouch {stand_in}/runs; echo 7\n")
-    (stand_in / "squeue").write_text(f"#!/bin/sh\n[ ! -e {stand_in}/runs ] || echo $(cat {tmp_path}/{slurm.JOB}) 7\n")
-    (stand_in / "scancel").write_text(f'#!/bin/sh\necho "$@" > {stand_in}/ended; (sleep 0.3; rm {stand_in}/runs) &\n')
+    in_queue = f"[ ! -e {stand_in}/runs ] || echo $(cat {tmp_path}/{slurm.JOB}) 7"
+    (stand_in / "squeue").write_text(f"#!/bin/sh\n{in_queue}\nmkdir {stand_in}/asked 2>&- && kill -INT $PPID; true\n")
+    (stand_in / "scancel").write_text(
+        f'#!/bin/sh\necho "$@" > {stand_in}/ended; (sleep 1; rm {stand_in}/runs) >/dev/null 2>&1 &\n'
+    )
     (stand_in / "scancel").chmod(0o755)
-    job = Job("commit a", tmp_path, ("train",), prepare=lambda: signal.setitimer(signal.ITIMER_REAL, 1))
-    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(job, runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm"))
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    with pytest.raises(KeyboardInterrupt):
+        run(Job("commit a", tmp_path, ("train",)), runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm"))
     assert (stand_in / "ended").read_text() == "7\n"
     assert not (stand_in / "runs").exists()
 

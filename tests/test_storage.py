@@ -126,11 +126,12 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("free", [1, 10**12])
 def test_the_system_is_told_what_to_read(data: Packed, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """Of files that memory holds everything at once; of larger ones each batch's images, when it is planned."""
-    advice, advise = list[tuple[int, int, int]](), linux.advise
+    advice, taken, advise = list[tuple[int, int, int]](), list[bool](), linux.advise
 
-    def noted(array: NDArray[np.uint8], option: int) -> None:
+    def noted(array: NDArray[np.uint8], option: int) -> bool:
         advice.append((array.ctypes.data, array.nbytes, option))
-        advise(array, option)
+        taken.append(advise(array, option))
+        return taken[-1]
 
     monkeypatch.setattr(linux, "available_memory", lambda: free)
     monkeypatch.setattr(linux, "advise", noted)
@@ -138,6 +139,7 @@ def test_the_system_is_told_what_to_read(data: Packed, monkeypatch: pytest.Monke
     rows = np.array([39, 0])
     result, numbers = image_store.send(image_store.collect(rows))
     assert np.array_equal(result[numbers].numpy(), data.images[rows])
+    assert all(taken)
     first, length = data.images.ctypes.data, data.images[0].nbytes
     everything = (first, data.images.nbytes)
     if free > data.images.nbytes:

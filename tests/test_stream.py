@@ -5,6 +5,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,19 @@ def test_whole_sharded_and_streamed_images_give_the_same_weights(
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 1])
-def test_images_that_arrived_stay_until_the_cache_is_full(
-    data: packed.Packed, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
-    """Any rows, in any order, by several threads, twice: a cache of a tenth saves a tenth of what is read again."""
-    reader = stream.open_reader(data, remote.locate(data.folder.as_posix()), share * 10 * A_TENTH)
-    images, asked = whole_images(data), list[tuple[str, int]]()
+def test_a_cache_of_a_tenth_saves_a_tenth(data: packed.Packed, share: float) -> None:
+    """Any rows, in any order, by several threads; then the same by another process. What is there is not asked for."""
+    images, place = whole_images(data), remote.locate(PACKED.as_posix())
+    asked = list[tuple[str, int]]()
 
     class Noted:
         def cat_ranges(self, paths: list[str], starts: list[int], *rest: Any, **options: Any) -> list[bytes]:
             asked.extend(zip(paths, starts, strict=True))
-            contents: list[bytes] = files_of_remote.cat_ranges(paths, starts, *rest, **options)
+            contents: list[bytes] = place.files.cat_ranges(paths, starts, *rest, **options)
             return contents
 
-    files_of_remote = reader.files
-    object.__setattr__(reader, "files", Noted())
-    for _ in range(2):
+    for saved in (0, int(share * IMAGES)):
+        reader = replace(stream.open_reader(data, place, share * 10 * A_TENTH), place=replace(place, files=Noted()))
         asked.clear()
         parts = np.random.default_rng(0).permutation(IMAGES).reshape(6, 10)
         targets = [np.empty((11, *images.shape[1:]), np.uint8) for _ in parts]
@@ -129,8 +127,42 @@ def test_images_that_arrived_stay_until_the_cache_is_full(
             thread.join()
         for part, target in zip(rows, targets, strict=True):
             assert np.array_equal(target, images[part])
-        assert len(set(asked)) == len(asked)
-    assert len(asked) == IMAGES - int(share * IMAGES)
+        assert len(set(asked)) == len(asked) == IMAGES - saved
+
+
+def test_a_damaged_cache_is_read_again(data: packed.Packed) -> None:
+    """A bit has flipped on this machine's disk: the image comes from the remote, and is whole in the cache again."""
+    images, target = whole_images(data), np.empty((1, *data.content.shape[1:]), np.uint8)
+    for _ in range(2):
+        reader = stream.open_reader(data, remote.locate(PACKED.as_posix()), 10 * A_TENTH)
+        reader.read(np.array([IMAGES - 1]), target)
+        assert np.array_equal(target[0], images[-1])
+        (cache,) = stream.CACHE.iterdir()
+        assert cache.read_bytes().endswith(images[-1].tobytes())
+        flip(cache)
+
+
+def test_the_cache_of_other_images_is_removed(data: packed.Packed) -> None:
+    """Of another size, too. No file is left for no cache."""
+    for gigabytes, left in ((1.0, 1), (A_TENTH, 1), (0.0, 0)):
+        stream.open_cache(data, gigabytes)
+        assert len([*stream.CACHE.iterdir()]) == left
+    stream.open_cache(data, 1.0)
+    stream.open_cache(replace(data, content=replace(data.content, sha256=64 * "0")), 1.0)
+    assert [path.name for path in stream.CACHE.iterdir()] == [f"{64 * '0'}-{IMAGES}.bin"]
+
+
+def test_a_remote_that_sends_whole_files_is_not_called_damaged(data: packed.Packed) -> None:
+    """As a web server may that does not know parts of files."""
+    place = remote.locate(PACKED.as_posix())
+
+    class Whole:
+        def cat_ranges(self, paths: list[str], *_: Any, **__: Any) -> list[bytes]:
+            return [Path(path).read_bytes() for path in paths]
+
+    reader = replace(stream.open_reader(data, place, 0), place=replace(place, files=Whole()))
+    with refuses(("run.residency", "failed")):
+        reader.read(np.array([0]), np.empty((1, *data.content.shape[1:]), np.uint8))
 
 
 def flip(path: Path) -> None:

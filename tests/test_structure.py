@@ -251,7 +251,7 @@ def test_no_test_waits_without_end() -> None:
 
 CATCH_USER_ERROR = (
     "base.errors", "commands.continue_from", "evaluation.classify", "evaluation.photos", "stages.launch",
-    "stages.frame", "training.runs",
+    "stages.frame", "training.runs", "reruns.slurm",
 )  # fmt: skip
 
 

@@ -92,10 +92,10 @@ def map_files(paths: Sequence[Path]) -> "NDArray[np.uint8]":
     return array
 
 
-def advise(array: "NDArray[np.uint8]", advice: int) -> None:
-    """Tell the system how a contiguous, mapped array will be read: mmap.MADV_… [man 2 madvise]."""
+def advise(array: "NDArray[np.uint8]", advice: int) -> bool:
+    """Tell the system how a contiguous, mapped array will be read: mmap.MADV_… [man 2 madvise]. Whether it listens."""
     start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    SYSTEM.madvise(start, array.ctypes.data + array.nbytes - start, advice)
+    return bool(SYSTEM.madvise(start, array.ctypes.data + array.nbytes - start, advice) == 0)
 
 
 def die_with_parent() -> None:

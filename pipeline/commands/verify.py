@@ -138,7 +138,9 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         print(f"verify: somebody's code runs {where}", flush=True)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
+    places = runner.slots(locked_run.config, 1, locked_run.on)
     shared = programs.TEMPORARY.absolute() if locked_run.on else None  # where all nodes see it, as the project
+    programs.TEMPORARY.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-", dir=shared) as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
@@ -154,7 +156,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         job = replace(job, environ={**job.environ, **variable})
         if image:
             job = container.inside(job, image, Path.cwd(), copy.config)
-        failures = run(job, runner.slots(copy.config, 1, locked_run.on))
+        failures = run(job, places)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
             return DIFFERENT

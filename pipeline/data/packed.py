@@ -67,9 +67,9 @@ class Digest:
 
 
 def shard_images(size: int) -> int:
-    """The number of images in a shard: about SHARD_BYTES, and whole pages.
+    """The number of images in a shard: whole pages, and SHARD_BYTES at most, if that is possible.
 
-    With a `size` that is no multiple of 16 it can be more: with an odd one 65,536 images.
+    It is for each `size` that is a multiple of 64. With an odd one a shard has 65,536 images.
     """
     at_a_time = PAGE // math.gcd(PAGE, 3 * size**2)
     return max(1, SHARD_BYTES // (3 * size**2 * at_a_time)) * at_a_time

@@ -128,9 +128,9 @@ def open_images(data: Packed, run: Run, device: torch.device) -> tuple[ImageStor
     """
     processes, residency = run.processes // run.nodes, run.residency
     if residency == STREAM:
-        reader = stream.open_reader(data, remote.locate(data.folder.as_posix()), run.stream_cache_gb / processes)
+        reader = stream.open_reader(data, remote.locate(data.folder.as_posix()), run.stream_cache_gb)
         none = torch.empty(0, *data.content.shape[1:], dtype=torch.uint8)
-        return StreamedStore(none, device, reader=reader), f"{reader.place} (run.residency: {residency})"
+        return StreamedStore(none, device, reader=reader), f"{reader.place.shown} (run.residency: {residency})"
     images = data.images
     limits = {"host": linux.available_memory() * MAX_SHARE / processes}
     limits["device"] = torch.cuda.mem_get_info(device)[0] * MAX_SHARE if device.type == "cuda" else limits["host"]

@@ -1,27 +1,26 @@
 """Packed images that are read from DVC's remote, a batch at a time (run.residency: stream).
 
 The order of the images is that of every training, so it decides no byte. It is random, and an epoch uses each image
-once: of the images that a cache has replaced, none would be asked for again soon. So the first images that arrive stay
-in the cache until it is full (run.stream_cache_gb), and none is ever replaced: a cache of a tenth saves a tenth.
+once: of the images that a cache has replaced, none would be asked for again soon. So the cache is for the first images
+of the table, as many as run.stream_cache_gb holds, and none is ever replaced: a cache of a tenth saves a tenth.
 
-Each image is compared with its SHA-256 when it arrives. The cache is a file that has no name: it goes with the process.
+Each image is compared with its SHA-256, when it arrives and when it is in the cache. So all processes of a machine, and
+the next start, use one file for it: what is not there yet, or is damaged, has another SHA-256, and is read again.
 """
 
 import hashlib
 import math
 import os
-import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, damaged, one_line
 from pipeline.config.params import STREAM
 from pipeline.data import packed
@@ -30,6 +29,7 @@ from pipeline.versioning import programs
 from pipeline.versioning.remote import Place
 
 KEY, CACHE_KEY = "run.residency", "run.stream_cache_gb"
+CACHE = programs.TEMPORARY / "stream"
 BATCHES = 8  # are read at the same time
 
 
@@ -37,48 +37,50 @@ BATCHES = 8  # are read at the same time
 class Reader:
     """Reads images uint8 [S, S, 3] by their rows. Several threads may do so at the same time."""
 
-    place: str  # the address, as the user may see it
-    files: Any  # fsspec's file system
-    shards: tuple[str, ...]  # the path of each in `files`
+    place: Place
+    shards: tuple[str, ...]  # the path of each there
     at: NDArray[np.int64]  # [shards + 1]: the first row of each shard, and the number of all images
     hashes: NDArray[np.uint8]  # [N, 32]: the SHA-256 of each image
-    cache: NDArray[np.uint8]  # [C, S, S, 3]
+    cache: NDArray[np.uint8]  # [C, S, S, 3]: the first C images, once they are there
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(BATCHES, "stream"))
-    places: dict[int, int] = field(default_factory=dict)  # row → its place in the cache, once it is there
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, rows: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
         """Fill `target` [n, S, S, 3] with the images of these rows [n].
 
         Raises UserError if the remote does not answer, or an image has another SHA-256.
         """
-        wanted = rows.tolist()
-        arrived = self._fetch(sorted({row for row in wanted if row not in self.places}))
-        for position, row in enumerate(wanted):
-            target[position] = arrived[row] if row in arrived else self.cache[self.places[row]]
+        missing: dict[int, list[int]] = {}  # row → its positions in `target`
+        for position, row in enumerate(rows.tolist()):
+            if row < len(self.cache) and self._is_whole(row, image := self.cache[row].tobytes()):
+                target[position] = np.frombuffer(image, np.uint8).reshape(target.shape[1:])
+            else:
+                missing.setdefault(row, []).append(position)
+        for (row, positions), content in zip(missing.items(), self._fetch([*missing]), strict=True):
+            target[positions] = image = np.frombuffer(content, np.uint8).reshape(target.shape[1:])
+            if row < len(self.cache):
+                self.cache[row] = image
 
-    def _fetch(self, rows: list[int]) -> dict[int, NDArray[np.uint8]]:
-        """Row → image, for rows that are in the remote alone. Those for which there is room stay in the cache."""
+    def _is_whole(self, row: int, content: bytes) -> bool:
+        """Whether these are the bytes of the image."""
+        return hashlib.sha256(content).digest() == bytes(self.hashes[row])
+
+    def _fetch(self, rows: list[int]) -> list[bytes]:
+        """The bytes of the images of these rows, from the remote."""
         if not rows:
-            return {}
+            return []
         numbers = np.searchsorted(self.at, rows, "right") - 1
         length = math.prod(self.cache.shape[1:])
         starts = [int(start) * length for start in rows - self.at[numbers]]
-        names = [self.shards[number] for number in numbers]
-        with answers(self.place):
-            contents = self.files.cat_ranges(names, starts, [start + length for start in starts], on_error="raise")
-        arrived = {}
+        names, ends = [self.shards[number] for number in numbers], [start + length for start in starts]
+        with answers(self.place.shown):
+            contents: list[bytes] = self.place.files.cat_ranges(names, starts, ends, on_error="raise")
+            if any(len(content) > length for content in contents):
+                raise OSError("it sends whole files where a part is asked for")
         for row, name, content in zip(rows, names, contents, strict=True):
-            if hashlib.sha256(content).digest() != self.hashes[row].tobytes():
-                remedy = "remove it there, and send a whole one (dvc push data/packed)"
+            if not self._is_whole(row, content):
+                remedy = f"remove it there, and {self.place.listing}; then dvc push data/packed, where it is whole"
                 raise damaged(name, f"image {row} has another SHA-256 than {packed.HASHES} says", remedy)
-            arrived[row] = np.frombuffer(content, np.uint8).reshape(self.cache.shape[1:])
-        with self.lock:
-            for row, image in arrived.items():
-                if row not in self.places and len(self.places) < len(self.cache):
-                    self.cache[len(self.places)] = image
-                    self.places[row] = len(self.places)  # last: a reader takes what is there
-        return arrived
+        return contents
 
 
 def open_reader(data: Packed, place: Place, cache_gb: float) -> Reader:
@@ -92,36 +94,37 @@ def open_reader(data: Packed, place: Place, cache_gb: float) -> Reader:
     except ValueError as error:
         remedy = "dvc pull data/packed/digest.json data/split.csv, so that both are of the same commit"
         raise UserError(Fault(packed.HASHES, f"of {place.shown}", "differs", one_line(error), remedy=remedy)) from None
-    return Reader(
-        place=place.shown,
-        files=place.files,
-        shards=shards,
-        at=np.array([*accumulate(chain([0], counts.values()))]),
-        hashes=checked,
-        cache=_cache(data, cache_gb),
-    )
+    at = np.array([*accumulate(chain([0], counts.values()))])
+    return Reader(place, shards, at, checked, open_cache(data, cache_gb))
 
 
-def _cache(data: Packed, gigabytes: float) -> NDArray[np.uint8]:
-    """Room for images on the disk, at most so many gigabytes. Raises UserError if there is less."""
+def open_cache(data: Packed, gigabytes: float) -> NDArray[np.uint8]:
+    """Room on the disk for the first images, at most so many gigabytes. Raises UserError if there is less.
+
+    A cache of other images, or of another size, is removed. A training that uses it keeps it to its end.
+    """
     images = min(int(gigabytes * 1e9) // data.content.image_bytes, data.content.images)
+    shape = (images, *data.content.shape[1:])
+    path = CACHE / f"{data.digest}-{images}.bin"
+    for other in set(CACHE.glob("*")) - {path}:
+        files.remove(other)
     if not images:
-        return np.empty((0, *data.content.shape[1:]), np.uint8)
-    programs.TEMPORARY.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=programs.TEMPORARY) as file:
+        return np.empty(shape, np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
         try:  # now: later a full disk would end the process (SIGBUS)
-            os.posix_fallocate(file.fileno(), 0, images * data.content.image_bytes)
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape))
         except OSError as error:
-            value, reason = f"{gigabytes:g}", f"{programs.TEMPORARY}: {one_line(error)}"
+            value, reason = f"{gigabytes:g}", f"{path.parent}: {one_line(error)}"
             raise UserError(Fault(CACHE_KEY, value, "machine", reason, remedy="lower it, or make room")) from None
-        return np.memmap(file, np.uint8, "r+", shape=(images, *data.content.shape[1:]))
+    return np.memmap(path, np.uint8, "r+", shape=shape)
 
 
 @contextmanager
-def answers(place: str) -> Iterator[None]:
-    """A block that reads from the remote. Raises UserError for every error there."""
+def answers(shown: str) -> Iterator[None]:
+    """A block that reads from the remote at the address `shown`. Raises UserError for every error there."""
     try:
         yield
     except Exception as error:  # of any of fsspec's packages
-        remedy = "look whether it can be reached and has all images (dvc push data/packed), then run again"
-        raise UserError(Fault(KEY, STREAM, "failed", f"{place}: {one_line(error)}", remedy=remedy)) from None
+        remedy = "look whether it can be reached and has all images, then run again"
+        raise UserError(Fault(KEY, STREAM, "failed", f"{shown}: {one_line(error)}", remedy=remedy)) from None

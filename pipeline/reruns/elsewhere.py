@@ -2,7 +2,7 @@
 
 Each seed has a work copy of the commit in FOLDER. The result of a finished seed stays there, with the hashes of its
 outputs. A training that was interrupted continues from its checkpoint. Both belong to the code, params, data, versions
-and hardware that made them, by a digest.
+and hardware that made them, by a digest. With `--on slurm` any node of the cluster counts as the same hardware.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from pipeline.config.params import Params
 from pipeline.engine.world import World
 from pipeline.evaluation import figures, pooling
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import comparison, folder, repetition, runner, seeds, workcopy
+from pipeline.reruns import comparison, folder, repetition, runner, seeds, slurm, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.seeds import STAGES
 from pipeline.reruns.workcopy import WorkCopy
@@ -98,7 +98,8 @@ def check(reference: Reference) -> None:
 def results_folder(reference: Reference) -> Path:
     """The folder for the results of this code, these params and these data on this machine, or on a cluster."""
     config = reference.config
-    hardware = {"on": reference.on} if reference.on else hardware_here(config)
+    # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
+    hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
     parts = identity.parts(
         config,
         STAGES,
@@ -125,6 +126,7 @@ def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slo
     config, top = reference.config, results_folder(reference)
     missing = [seed for seed in numbers if not (top / str(seed) / RESULT).is_file()]
     if missing:
+        workcopy.wait_for_workers(top)  # all read the inputs of the first copy, which is made anew
         print(f"verify: training seeds: {', '.join(map(str, missing))}; work copies in {top}/", flush=True)
         keep = names_to_keep(config)
         copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in missing]

@@ -28,6 +28,7 @@ echo $status > {status}.new && mv {status}.new {status}
 exit $status
 """
 POLL_SECONDS = 3.0  # between two questions to Slurm, which is asked about all jobs at once
+SILENT_SECONDS = 300.0  # so long Slurm may fail to answer while a job runs: its controller may be started again
 
 
 class BatchJob:
@@ -36,16 +37,24 @@ class BatchJob:
     def __init__(self, number: str, name: str, folder: Path, log: Path) -> None:
         self.number = number
         self._name, self._folder, self._log, self._time = name, folder, log, time.monotonic()
+        self._answer_time = time.monotonic()
 
     def poll(self) -> int | None:
         """The exit status of the job's command; None while the job is queued or runs.
 
         A job that Slurm has ended for good, such as at its time limit, has status 1, and a line in its log.
+        Raises UserError if Slurm has not answered for SILENT_SECONDS.
         """
         if time.monotonic() - self._time < POLL_SECONDS:
             return None
         self._time = time.monotonic()
-        is_queued = self._name in _queue()  # asked first: the status is written before the job ends
+        try:
+            is_queued = self._name in _queue()  # asked first: the status is written before the job ends
+        except UserError:
+            if time.monotonic() - self._answer_time > SILENT_SECONDS:
+                raise
+            return None
+        self._answer_time = time.monotonic()
         # By listing the folder: over NFS a file of another node can be invisible for a minute under its own name.
         if any(self._folder.glob(STATUS)):
             return int((self._folder / STATUS).read_text())
@@ -56,7 +65,8 @@ class BatchJob:
         return 1
 
     def end(self) -> None:
-        """End the job, and wait until it has ended. Raises UserError if Slurm does not answer."""
+        """End the job, and wait until it has left the queue. Raises UserError if Slurm does not answer."""
+        print(f"ending job {self.number} of Slurm", flush=True)
         _ask(["scancel", self.number], f"scancel {self.number}")
         while self._name in _queue():
             time.sleep(POLL_SECONDS)

@@ -211,6 +211,9 @@ def _connect(folder: Path, values: Mapping[str, Any], user_folders: Collection[s
     """
     document.rewrite(folder / params.FILE, values)
     config = params.load(folder / params.FILE)
+    if config.run.residency == params.STREAM:  # DVC needs all packed images in the copy, and knows no remote there
+        document.rewrite(folder / params.FILE, {"run.residency": "auto"})
+        config = params.load(folder / params.FILE)
     Path(config.paths.archives).mkdir(parents=True, exist_ok=True)  # else each copy would download for itself
     for path in (Path(getattr(config.paths, name)) for name in user_folders):
         if not path.is_absolute() and path.is_dir():

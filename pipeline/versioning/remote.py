@@ -14,6 +14,7 @@ class Place:
 
     files: Any  # the file system, one of fsspec's, with the credentials of DVC's config
     paths: dict[str, str]  # the path of each file in the folder → its path in `files`
+    listing: str  # the path of DVC's list of these files: DVC sends no file of a folder whose list is there
     shown: str  # the remote's address without secrets
 
 
@@ -33,8 +34,11 @@ def locate(folder: str) -> Place:
         with Repo() as repo:
             store = repo.cloud.get_remote_odb(command="stream")
             files, shown = store.fs.fs, without_secrets(store.fs.unstrip_protocol(store.path))
-            listing = json.loads(files.cat_file(store.oid_to_path(outs[folder])))
-            return Place(files, {entry["relpath"]: store.oid_to_path(entry["md5"]) for entry in listing}, shown)
+            listing = store.oid_to_path(outs[folder])
+            entries = json.loads(files.cat_file(listing))
+            return Place(
+                files, {entry["relpath"]: store.oid_to_path(entry["md5"]) for entry in entries}, listing, shown
+            )
     except (FileNotFoundError, NoRemoteError) as error:
         raise UserError(Fault(folder, "not in DVC's remote", "missing", one_line(error), remedy=remedy)) from None
     except Exception as error:  # of DVC, and of any of fsspec's packages
