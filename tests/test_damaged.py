@@ -208,7 +208,7 @@ def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monk
     packed.check_pixels(data)
     one_pixel(place / "images-00000.bin")
     for _ in range(2):
-        with refuses(("data/packed/images-00000.bin", "differs")):
+        with refuses(("data/packed/images-00000.bin", "damaged")):
             packed.check_pixels(data)
     assert read == [place / "images-00000.bin"] * 3
     integrity.mark_compared(["data/packed"])  # with dvc.lock, by the stage's frame: see test_damage.py

@@ -80,14 +80,14 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
 
 @pytest.mark.slow("a cluster that has to start, and two sweeps; make test has the job that Slurm gets")
 def test_a_sweep_on_slurm_gives_the_tables_of_local_processes(tmp_path: Path) -> None:
-    """Two trials, each on a node of its own. Table and page have the same bytes."""
+    """Two trials, each on a node of its own, and the test of the best one. Table and page have the same bytes."""
     tried = test_sweep.RANDOM | {"trials": 2}
     folders = (tmp_path / name / "project" for name in ("local", "cluster"))
     local, project = (test_sweep.project(folder, tried, train__epochs=1) for folder in folders)
     call(local, *test_sweep.COMMAND, "--jobs", "2")
     with nodes.cluster(tmp_path / "slurm") as (node, _):
         said = node.output("env", f"--chdir={project}", *test_sweep.COMMAND, "--jobs", "2", *ON)
-        assert len(node.output("scontrol", "show", "job", "--oneliner").splitlines()) == 2, said
+        assert len(node.output("scontrol", "show", "job", "--oneliner").splitlines()) == 3, said
     assert digests(project, *test_sweep.OUTPUTS) == digests(local, *test_sweep.OUTPUTS)
 
 
