@@ -51,8 +51,8 @@ class Reader:
         """
         missing: dict[int, list[int]] = {}  # row → its positions in `target`
         for position, row in enumerate(rows.tolist()):
-            if row < len(self.cache) and self._is_whole(row, image := self.cache[row].tobytes()):
-                target[position] = np.frombuffer(image, np.uint8).reshape(target.shape[1:])
+            if row < len(self.cache) and self._is_whole(row, self.cache[row].data):
+                target[position] = self.cache[row]
             else:
                 missing.setdefault(row, []).append(position)
         for (row, positions), content in zip(missing.items(), self._fetch([*missing]), strict=True):
@@ -60,7 +60,7 @@ class Reader:
             if row < len(self.cache):
                 self.cache[row] = image
 
-    def _is_whole(self, row: int, content: bytes) -> bool:
+    def _is_whole(self, row: int, content: bytes | memoryview) -> bool:
         """Whether these are the bytes of the image."""
         return hashlib.sha256(content).digest() == bytes(self.hashes[row])
 
