@@ -111,7 +111,7 @@ def _stage(name: str, values: Mapping[str, Any], read: Callable[[Path], Any]) ->
     return Stage(name, str(dvc_lock.commands()[name]), deps, params, dvc_lock.outs(name))
 
 
-def _decide(stage: Stage, entry: dict[str, Any], folder: Folder) -> tuple[State, list[Reason]]:
+def _decide(stage: Stage, entry: Mapping[str, Any], folder: Folder) -> tuple[State, list[Reason]]:
     """The state of a stage, which dvc.lock has as `entry`, and its reasons. Adds to `folder` what it will change."""
     hashes: dict[str, Hashes] = dvc_lock.stage_hashes({stage.name: entry})[stage.name]
     now = {path: folder.restored.get(path, folder.disk[path].actual) for path in stage.deps}
@@ -140,7 +140,7 @@ def _decide(stage: Stage, entry: dict[str, Any], folder: Folder) -> tuple[State,
 
 
 def _input_reasons(
-    stage: Stage, entry: dict[str, Any], expected: Hashes, now: Hashes, folder: Folder
+    stage: Stage, entry: Mapping[str, Any], expected: Hashes, now: Hashes, folder: Folder
 ) -> Iterator[Reason]:
     """The differences of command, params and read files. `now`: their hashes when the stage is reached."""
     if not entry:

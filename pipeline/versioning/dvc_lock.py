@@ -45,10 +45,10 @@ def outputs(stage_hashes: StageHashes, stages: Iterable[str] | None = None) -> H
     return {path: md5 for name in names for path, md5 in stage_hashes[name]["outs"].items()}
 
 
-def entries(path: Path = LOCK) -> dict[str, dict[str, Any]]:
+def entries(path: Path = LOCK) -> Mapping[str, Mapping[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
     try:
-        stages: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(path)["stages"]
+        stages: Mapping[str, Mapping[str, Any]] = _content(path.read_text(encoding="utf-8"))["stages"]
         stage_hashes(stages)  # raises for a damaged file
         _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
         return stages
@@ -127,17 +127,18 @@ def outs(stage: str) -> dict[str, bool]:
 def _stages() -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml, each with its deps as text."""
     try:
-        return _parsed(YAML_FILE.read_text(encoding="utf-8"))
+        stages = _content(YAML_FILE.read_text(encoding="utf-8"))["stages"]
+        return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
     except FileNotFoundError:
         raise missing(YAML_FILE, "run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
         raise damaged(YAML_FILE, "not readable", f"restore it (git checkout {YAML_FILE})") from None
 
 
-@lru_cache(maxsize=1)  # a study asks for each of its trainings, and parsing takes 60 ms
-def _parsed(text: str) -> dict[str, dict[str, Any]]:
-    stages = YAML(typ="safe", pure=True).load(text)["stages"]
-    return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
+@lru_cache(maxsize=4)  # parsing dvc.lock takes 0.2 s, and `perennial repro` asks ten times; nobody changes the result
+def _content(text: str) -> Any:
+    """The content of a YAML text. Raises YAMLError."""
+    return YAML(typ="safe", pure=True).load(text)
 
 
 def put_in_order() -> None:
@@ -202,7 +203,7 @@ def outs_of_entry(path: Path) -> Hashes:
 def _table(text: str) -> dict[str, Any]:
     """A text of YAML as a table; empty if it is not a table, or its last line has no end."""
     try:
-        content = YAML(typ="safe", pure=True).load(text)
+        content = _content(text)
     except YAMLError:
         return {}
     return content if text.endswith("\n") and isinstance(content, dict) else {}
