@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-packages test-code test-starts test-all test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
+.PHONY: help setup demo test test-packages test-code test-all test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -67,15 +67,10 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: test-packages test-code test-starts image-test  ## everything that needs no GPU: all tests, then the container
+test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
-
-# Most tests fork their processes (tests/helpers/starts.py). These start each one: ranks, a stage's launcher, two nodes.
-STARTS := train evaluate nodes
-test-starts: $(READY_TESTS)  ## three of these files again, with real starts of Python
-	@PERENNIAL_REAL_STARTS=1 python -m pytest -n auto --dist worksteal -m "not gpu and not slow" $(STARTS:%=tests/test_%.py)
 
 # In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, Chromium, in
 # which the tests look at pages, and Slurm. Elsewhere those tests are left out, with their reason, until these are there.

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.helpers import starts
-from tests.helpers.trainings import outputs, small_world
+from tests.helpers.trainings import outputs, small_world, wait_for
 
 TRAIN = [sys.executable, "-m", "pipeline", "train"]
 SAY = """
@@ -23,7 +23,7 @@ raise SystemExit(7)
 """
 
 
-@pytest.mark.slow("real starts of three processes; make test-starts has them for three files")
+@pytest.mark.slow("real starts of three processes; make test has forked ones")
 def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> None:
     """A launcher and two processes: real starts, forks by torchrun's agent, and forks by multiprocessing's spawn."""
     results = []
@@ -76,3 +76,52 @@ def test_a_killed_server_is_started_again() -> None:
             child.kill()
         assert process.wait(600) == -signal.SIGKILL
     assert starts.run([sys.executable, "-c", "print(1)"], check=True).stdout == "1\n"
+
+
+ASK = """
+import os, psutil, subprocess, sys, time
+print(os.getpid(), os.getcwd(), "torch" in sys.modules, *psutil.Process().cmdline(), flush=True)
+if sys.argv[1] == "start":
+    sys.exit(subprocess.run([sys.executable, "-m", "ask", "end"], check=False).returncode + 1)
+if sys.argv[1] == "wait":
+    time.sleep(1000)
+sys.exit(3)
+"""
+
+
+def program(folder: Path, word: str, **environ: str) -> subprocess.Popen[str]:
+    """A process that prints what it is, in a folder; then it starts another one, waits, or ends with 3."""
+    (folder / "ask.py").write_text(ASK)
+    command, variables = starts.in_programs([sys.executable, "-m", "ask", word], {**os.environ, **environ})
+    return subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_a_program_starts_is_forked_too(tmp_path: Path) -> None:
+    """Both have the folder, the arguments, the output and a command in /proc; the exit status comes back."""
+    with program(tmp_path, "start") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 4
+    lines = [line.split(" ", 1) for line in output.splitlines()]
+    assert [line[1] for line in lines] == [f"{tmp_path} True python -m ask {word}" for word in ("start", "end")]
+    assert len({process.pid, *(int(line[0]) for line in lines)}) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("target", ["program", "process"])
+def test_a_program_and_its_process_end_together(tmp_path: Path, target: str, number: signal.Signals) -> None:
+    """By a signal to either of them."""
+    with program(tmp_path, "wait") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline().split()[0])
+        forked = psutil.Process(pid)
+        os.kill(pid if target == "process" else process.pid, number)
+        assert process.wait(600) == -number
+        wait_for(lambda: not forked.is_running(), "it goes on")
+
+
+def test_a_program_with_other_variables_is_a_real_python(tmp_path: Path) -> None:
+    """Libraries read them at their start."""
+    with program(tmp_path, "end", ATEN_CPU_CAPABILITY="default") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 3
+    assert " False " in output

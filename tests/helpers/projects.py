@@ -11,12 +11,16 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.data import corrections
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers import starts
 
 
 def create_project(folder: Path, **changes: Any) -> Path:
-    """A commit of the project's files as they are now, in a new repository, with these params (section__key=value)."""
+    """A commit of the project's files as they are now, in a new repository, with these params (section__key=value).
+
+    Without evaluate.onnx, which takes as long as all other stages.
+    """
     workspace.create_repository(folder, source=PROJECT)
-    write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
+    write_params(folder / "params.yaml", change(on_cpu(read_params(), evaluate__onnx=False), **changes))
     commit(folder)
     return folder
 
@@ -24,7 +28,7 @@ def create_project(folder: Path, **changes: Any) -> Path:
 def finish_project(folder: Path) -> None:
     """A project on 60 drawn flowers, with the outputs of every stage, committed."""
     drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
-    create_project(folder, **drawn, split__phash_distance=0, train__model="squeezenet1_1")  # soon exported
+    create_project(folder, **drawn, split__phash_distance=0, train__model="squeezenet1_1", evaluate__onnx=True)
     call(folder, sys.executable, "-m", "pipeline", "repro")
     commit(folder)
 
@@ -45,8 +49,12 @@ def link_code(folder: Path) -> None:
 
 
 def call(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command in the copy, with this environment's programs and no module of this checkout."""
-    done = workspace.call(folder, *command)
+    """Run a command in the copy, with this environment's programs and no module of this checkout.
+
+    Its Python, and that of DVC's stages, is forked: see starts.py.
+    """
+    words, environ = starts.in_programs(command, workspace.environment(folder.parent))
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done
 
@@ -81,9 +89,8 @@ def verify_environment(project: Path) -> dict[str, str]:
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `perennial verify` in the project. In every case its work copy is removed."""
     command = [sys.executable, "-m", "pipeline", "verify", *arguments]
-    done = subprocess.run(
-        command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
-    )  # fmt: skip
+    words, environ = starts.in_programs(command, verify_environment(project))
+    done = subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
     assert not list((project.parent / "temporary").glob("perennial-*"))
     assert "Traceback" not in done.stderr
     return done

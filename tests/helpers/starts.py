@@ -2,6 +2,7 @@
 
     starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder)   as subprocess.run, with output
     starts.Popen([sys.executable, "-c", script], env=…, stderr=…)          as subprocess.Popen, with text
+    starts.in_programs(command, environ)          both for subprocess: the command, and all Python that it starts (DVC)
 
 Importing torch takes seconds, longer than a small training. So a server process that has imported it forks a process
 for each start (forking.py). The process has its own PID, session, signals, exit status, folder, environment and
@@ -9,16 +10,18 @@ streams. It imports this project's modules anew, from its own folder. With `rank
 processes in the same way.
 
 Limits: the start of the interpreter and of the libraries is not tested; all processes have the same seed of str's
-hashes; /proc shows the server's command line. Tests of starts, kills and signals use real starts (subprocess). With
-PERENNIAL_REAL_STARTS=1 all tests do.
+hashes. tests/faults kills processes that were really started. With PERENNIAL_REAL_STARTS=1 all starts are real.
 """
 
+import atexit
 import inspect
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,63 +30,83 @@ from typing import Any
 
 import psutil
 
-from tests.helpers import forking
+from tests.helpers import forking, program
 
 PROJECT = Path(__file__).resolve().parents[2]
-# Python and the libraries read these at their start: if a value differs from this process's, the start is a real one.
-READ_AT_START = (
-    "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_", "ATEN_", "ONEDNN_", "DNNL_", "NUMBA_", "TF_",
-    "CUDA_",
-)  # fmt: skip
-# a launcher sets these for its processes; the libraries of forked ones have read them in the server.
-AS_LAUNCHED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 ROOM = {"PERENNIAL_ROOM": 2**16 * "."}  # memory in which a forked process shows its environment in /proc
 
+REAL = "PERENNIAL_REAL_STARTS"  # the variable with which every start is a real one
+
 _one_at_a_time = threading.Lock()
-_servers: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []  # at most one
+_servers: list[tuple["subprocess.Popen[bytes]", socket.socket, Path]] = []  # at most one; the folder of its programs
 
 
 def stop() -> None:
     """End the server, if there is one."""
-    for process, connection in _servers:
+    for process, connection, folder in _servers:
         connection.close()
         process.wait()
+        shutil.rmtree(folder)
     _servers.clear()
 
 
 def server_seconds() -> float:
     """CPU seconds of the server, and of the processes that it has forked and that have ended. 0 if there is none."""
     with suppress(psutil.NoSuchProcess):
-        return sum(sum(psutil.Process(process.pid).cpu_times()[:4]) for process, _ in _servers)
+        return sum(sum(psutil.Process(process.pid).cpu_times()[:4]) for process, *_ in _servers)
     return 0.0
 
 
-def server() -> socket.socket:
-    """The connection to the server, which is started if it is not running. The server ends with this process."""
-    if any(process.poll() is not None for process, _ in _servers):  # it was killed with the processes of a test
+def server() -> tuple[socket.socket, Path]:
+    """The connection to the server, and the folder of its programs (program.py).
+
+    It is started if it is not running. It ends with this process.
+    """
+    if any(process.poll() is not None for process, *_ in _servers):  # it was killed with the processes of a test
         stop()
     if not _servers:
+        folder = Path(tempfile.mkdtemp(prefix="perennial-forks-"))
         connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
+        with its, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as programs:
+            programs.bind(str(folder / "socket"))
+            programs.listen(64)
+            fds = [its.fileno(), programs.fileno()]
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.helpers.forking", str(its.fileno())],
-                cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **AS_LAUNCHED, **ROOM},
-                stdin=subprocess.DEVNULL, pass_fds=[its.fileno()],
+                [sys.executable, "-m", "tests.helpers.forking", *map(str, fds), *ROOM.values()],
+                cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **forking.AS_LAUNCHED, **ROOM},
+                stdin=subprocess.DEVNULL, pass_fds=fds,
             )  # fmt: skip
-        _servers.append((process, connection))
-    return _servers[0][1]
+        write_program(folder / "python", f"#!{sys.executable} -IS\n{inspect.getsource(program)}")
+        write_program(folder / "dvc", f'#!/bin/sh\nexec {folder}/python -m dvc "$@"\n')
+        _servers.append((process, connection, folder))
+        atexit.register(stop)
+    return _servers[0][1:]
 
 
-def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that Python and the libraries read at their start."""
-    return {name: value for name, value in environ.items() if name.startswith(READ_AT_START) and name != "PYTHONPATH"}
+def write_program(path: Path, text: str) -> None:
+    """Write a text that can be run."""
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def can_fork(args: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether this start can be a fork."""
     python = args[0] == sys.executable and args[1] in ("-m", "-c")
-    usual = read_at_start(environ) == read_at_start(os.environ)
-    return python and usual and "PERENNIAL_REAL_STARTS" not in environ
+    usual = forking.read_at_start(environ) == forking.read_at_start(os.environ)
+    return python and usual and REAL not in environ
+
+
+def in_programs(command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The command and environment with which Python is forked, and all Python that it starts.
+
+    For commands that start others, as `dvc repro` starts the stages.
+    """
+    if REAL in environ:
+        return [*command], dict(environ)
+    _, folder = server()
+    first = str(folder / "python") if command[0] == sys.executable else command[0]
+    path = f"{folder}{os.pathsep}{environ['PATH']}"
+    return [first, *command[1:]], {**environ, "PATH": path, program.SERVER: str(folder / "socket")}
 
 
 class Popen(subprocess.Popen[str]):
@@ -105,7 +128,7 @@ class Popen(subprocess.Popen[str]):
         cwd = str(Path(of["cwd"] or ".").absolute())
         request = forking.Request(of["args"][1:], environ, cwd, of["start_new_session"], self._ranks)
         with _one_at_a_time:
-            connection = server()
+            connection, _ = server()
             self._answers, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 fds = {number: number if fd == -1 else fd for number, fd in streams.items()}

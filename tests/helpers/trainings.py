@@ -29,11 +29,10 @@ LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_ch
 
 def start(folder: Path) -> subprocess.Popen[str]:
     """`perennial train` in a session of its own. Its messages go to a file (see `messages`)."""
+    processes = read_params(folder / "params.yaml")["run"]["processes"]
+    command = [sys.executable, "-m", "pipeline", "train"]
     with (folder / "said").open("w") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "train"],
-            cwd=folder, stderr=file, text=True, start_new_session=True,
-        )  # fmt: skip
+        return starts.Popen(command, ranks=processes, cwd=folder, stderr=file, start_new_session=True)
 
 
 def messages(folder: Path) -> str:
