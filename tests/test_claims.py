@@ -18,6 +18,7 @@ from pipeline.reruns.segments import Segment, draw
 from pipeline.training import chain, checkpoint
 from pipeline.training.trace import Call, Trace, difference
 from tests.conftest import change, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.projects import call, commit, create_project, verify, verify_environment
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
@@ -329,9 +330,8 @@ def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
 def trace(project: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run `perennial trace` in the project."""
     command = [sys.executable, "-m", "pipeline", "trace", what]
-    return subprocess.run(
-        command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
-    )
+    words, environ = starts.in_programs(command, verify_environment(project))
+    return subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
 
 
 @WHOLE

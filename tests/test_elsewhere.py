@@ -23,6 +23,7 @@ from pipeline.evaluation.pooling import Spread, spread
 from pipeline.reruns import elsewhere, seeds
 from pipeline.versioning.dvc_lock import StageHashes
 from tests.conftest import on_cpu, read_params
+from tests.helpers import starts
 from tests.helpers.datasets import noise_image
 from tests.helpers.projects import call, commit, create_project, edited, link_code, verify, verify_environment
 from tests.helpers.refusals import refuses
@@ -32,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "data__source": "inbox", "split__phash_distance": 0, "split__folds": 1,
     "split__fractions": {"train": 0.6, "val": 0.1, "test": 0.3}, "train__model": "resnet18",
     "train__optimizer": "adamw", "train__lr": 0.001, "train__epochs": 3, "train__crop_scale": [0.4, 1.0],
-    "train__label_smoothing": 0.0, "train__arithmetic": "portable",  # so the figures below are those of every CPU
+    "train__label_smoothing": 0.0,
 }  # fmt: skip
 RATE = ("pipeline/training/schedule.py", "reference else lr\n")  # the code that gives the learning rate
 
@@ -123,7 +124,8 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(projec
     """Killed after a seed, while two train, it goes on with the others. The file has the same bytes as before."""
     before = (project / "metrics/seeds.json").read_bytes()
     command = [sys.executable, "-m", "pipeline", "verify", "--record-seeds", "4", "--jobs", "2"]
-    with subprocess.Popen(command, cwd=project, env=verify_environment(project)) as process:
+    words, environ = starts.in_programs(command, verify_environment(project))
+    with subprocess.Popen(words, cwd=project, env=environ) as process:
         results = f"{elsewhere.FOLDER}/*/1/{elsewhere.RESULT}"
         wait_for(lambda: list(project.glob(results)) or process.poll() is not None, "no seed")
         process.kill()

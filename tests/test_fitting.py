@@ -1,7 +1,6 @@
 """prepare.fit: what training, evaluation and prediction see of an image that is no square."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -196,7 +195,7 @@ def test_a_run_with_pad_predicts_as_it_evaluates(tmp_path: Path) -> None:
     paths = [str(tmp_path / "data/images" / row["path"]) for row in rows]
     for model in ("models/model.safetensors", "models/model.onnx"):
         command = [sys.executable, "-m", "pipeline", "predict", "--model", model, "--json", *paths]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+        done = starts.run(command, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]

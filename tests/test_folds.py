@@ -39,11 +39,11 @@ from tests.helpers.trainings import wait_for
 
 SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 48, "split__stratify": True,
-    "train__epochs": 2, "evaluate__onnx": False,
+    "train__epochs": 15, "run__epoch_checkpoint_seconds": 0,
 }  # fmt: skip
 TABLES = ("predictions.csv", "label_errors.csv")
 FOLDER = workcopy.FOLDER / "folds"
-THREE_FOLDS = ("folds", "--folds", "3", "--jobs", "2")
+TWO_FOLDS = ("folds", "--folds", "2", "--jobs", "2")
 A_PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
 A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"}, figures={}, parts=(A_PART,))
 
@@ -55,7 +55,7 @@ STUDY = pytest.mark.slow("trains two folds under DVC; make test sweeps, with the
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which two folds were trained and tested, two at a time."""
     project = create_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
-    call(project, "python", "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
+    call(project, "python", "-m", "pipeline", *TWO_FOLDS)
     return project
 
 
@@ -86,17 +86,17 @@ def test_every_image_is_tested_once(studied: Path) -> None:
     assert not (studied / FOLDER).exists()
 
 
-@pytest.mark.slow("two studies of three trainings each under DVC, one of them killed three times")
-def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path) -> None:
-    """The command, a DVC in a work copy, and a training are killed (KILL), at moments that are drawn. A power cut also
-    empties an object of the cache. Each start takes what has ended from the run cache, and a last one trains nothing.
+@pytest.mark.slow("a study under DVC, which is killed twice; make test kills trainings")
+def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
+    """The command and a DVC in a work copy are killed (KILL), at moments that are drawn; test_sweep.py kills a training
+    in one. A power cut also empties an object of the cache. Each start takes what has ended from the run cache, and a
+    last one trains nothing.
     """
-    settings = SMALL | {"train__epochs": 40, "run__epoch_checkpoint_seconds": 0}
-    project = create_project(tmp_path / "killed" / "project", **settings)
+    project = create_project(tmp_path / "killed" / "project", **SMALL)
     source, last, copies = random.Random(27), 0, project / FOLDER
-    for victim in ((), ("dvc", "repro"), ("pipeline", "train")):
+    for victim in ((), ("dvc", "repro")):
         studies.remove_logs(copies)
-        process = studies.start(project, *THREE_FOLDS)
+        process = studies.start(project, *TWO_FOLDS)
         last += source.randrange(1, 4)  # a training goes on from its last epoch
         wait_for(lambda: process.poll() is not None or studies.copies_at(copies, last), "no epoch")  # noqa: B023
         assert process.poll() is None, "it ended before the kill"
@@ -113,14 +113,12 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     damaged = next(path for path in objects if path.is_file() and path.suffix != ".dir")
     damaged.chmod(0o644)
     damaged.write_bytes(b"")
-    done = call(project, "python", "-m", "pipeline", *THREE_FOLDS)
+    done = call(project, "python", "-m", "pipeline", *TWO_FOLDS)
     assert str(damaged.relative_to(project)) in done.stderr
-    whole = create_project(tmp_path / "whole" / "project", **settings)
-    call(whole, "python", "-m", "pipeline", *THREE_FOLDS)
-    assert outputs(project) == outputs(whole)
-    again = call(project, "python", "-m", "pipeline", *THREE_FOLDS)
+    assert outputs(project) == outputs(studied)
+    again = call(project, "python", "-m", "pipeline", *TWO_FOLDS)
     assert "epoch" not in again.stdout
-    assert outputs(project) == outputs(whole)
+    assert outputs(project) == outputs(studied)
 
 
 def test_the_time_is_measured_on_the_cores_of_one_training(

@@ -213,7 +213,7 @@ def test_a_run_does_what_was_said(folder: Path) -> None:
     Image.new("RGB", (8, 8)).save(photo)
     assert predict()["download"].reasons[0].files == {"data/inbox/rose/1.png": "new"}
     edits: list[Callable[[], object]] = [
-        lambda: set_params(folder, split__seed=5, train__lr=0.02),
+        lambda: set_params(folder, split__seed=5, train__lr=0.02, evaluate__onnx=False),
         lambda: set_params(folder, evaluate__batch_size=7),
         lambda: source.write_text(original + "# changed\n"),
         lambda: write_params(folder / "params.yaml", raw),

@@ -1,6 +1,6 @@
 """train.arithmetic: portable gives the same bytes on CPUs of other kinds, which QEMU emulates.
 
-The emulator runs the real pipeline, about 50 times slower. QEMU emulates AVX2 and FMA, and no AVX-512.
+The emulator runs the real pipeline, about 20 times slower. QEMU emulates AVX2 and FMA, and no AVX-512.
 """
 
 import json
@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.harness import workspace
 from pipeline.base import files, schema
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
+from pipeline.config.params import Arithmetic
 from pipeline.engine import environment
 from pipeline.models import description
 from pipeline.reruns import statement
@@ -31,7 +33,7 @@ from tests.helpers.trainings import digests
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
-CPUS = ("Haswell", "EPYC-Rome")
+HASWELL, ROME = ((str(QEMU), "-cpu", cpu) for cpu in ("Haswell", "EPYC-Rome"))
 EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 SMALL: dict[str, Any] = {
@@ -55,6 +57,79 @@ print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in draws)).h
 """
 
 
+# Emulated, the imports take a minute. So one process does them, and forks itself for each command.
+COMMANDS = """
+import json, os, runpy, sys
+import pipeline.stages.evaluate, pipeline.stages.train
+for line in sys.stdin:
+    folder, words, variables = json.loads(line)
+    if (pid := os.fork()) == 0:
+        os.chdir(folder)
+        os.environ.update(variables)
+        said = os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1), os.dup2(said, 2)
+        sys.argv = words
+        try:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code or 0
+        else:
+            status = 0
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Computer:
+    """Commands of the program on a CPU. `before`: the command that emulates the CPU."""
+
+    def __init__(self, *before: str, arithmetic: Arithmetic = "portable") -> None:
+        environ = {**os.environ, **environment.required_variables(1, True, arithmetic)}
+        self._process = subprocess.Popen(
+            [*before, sys.executable, "-c", COMMANDS], cwd=PROJECT, env=environ, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+    def python(self, folder: Path, *words: str, **variables: str) -> str:
+        """Run a module in the folder; what it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        for _ in range(ATTEMPTS):
+            self._process.stdin.write(f"{json.dumps([str(folder), words, variables])}\n")
+            self._process.stdin.flush()
+            status, said = int(self._process.stdout.readline()), (folder / "said").read_text()
+            if "uncaught target signal" not in said:
+                break
+            print(f"{words}: {said[-300:]}")
+        assert status == 0, said
+        return said
+
+    def stage(self, folder: Path, name: str, **variables: str) -> None:
+        """Run a stage in the folder. Of a launcher: its process."""
+        self.python(folder, "pipeline", *(["rank"] if name in ("train", "evaluate") else []), name, **variables)
+
+
+@pytest.fixture(scope="module")
+def haswell() -> Iterator[Computer]:
+    """An emulated CPU of Intel."""
+    computer = Computer(*HASWELL)
+    yield computer
+    computer.end()
+
+
+@pytest.fixture(scope="module")
+def rome() -> Iterator[Computer]:
+    """An emulated CPU of AMD: MKL takes other code for it."""
+    computer = Computer(*ROME)
+    yield computer
+    computer.end()
+
+
 def project(folder: Path) -> Path:
     """A folder in which the stages can run: 50 drawn images, a small model, two steps."""
     return stages_folder(folder, **SMALL)
@@ -75,60 +150,92 @@ def run(folder: Path, *command: str, **variables: str) -> str:
     return done.stdout
 
 
-def emulate(folder: Path, cpu: str, *command: str, without: str = "") -> str:
-    """Run a command of the program on an emulated CPU; its standard output.
-
-    A launcher, and DVC, start their processes with setpriv: here that starts the emulator.
-    """
-    programs = folder.parent / "programs"
-    programs.mkdir(exist_ok=True)
-    emulator = (
-        f'#!/bin/sh\nshift 2\n{f"unset {without}" if without else ""}\nprogram=$(command -v "$1")\nshift\n'
-        f'exec {QEMU} -cpu {cpu} "$program" "$@"\n'
-    )
-    (programs / "setpriv").write_text(emulator)
-    (programs / "setpriv").chmod(0o755)
-    python = [sys.executable] if command[0] in ("train", "evaluate") else [str(QEMU), "-cpu", cpu, sys.executable]
-    return run(folder, *python, "-m", "pipeline", *command, PATH=f"{programs}:{os.environ['PATH']}")
-
-
 def outputs(folder: Path) -> dict[str, str]:
     """The SHA-256 of every output of the stages."""
     return digests(folder, "data/split.csv", "models", "metrics", "reports")
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here() -> Iterator[Computer]:
+    """This machine's CPU."""
+    computer = Computer()
+    yield computer
+    computer.end()
+
+
+@pytest.fixture(scope="module")
+def native(here: Computer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole pipeline on this machine's CPU."""
     folder = project(tmp_path_factory.mktemp("portable") / "native")
     for stage in workspace.STAGES:
-        run(folder, sys.executable, "-m", "pipeline", stage)
+        here.stage(folder, stage)
     return folder
 
 
 @EMULATED
 @needs_qemu
-def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path) -> None:
-    """From the drawn images to the report, every output is the same; so are the probabilities that predict prints."""
+def test_an_emulated_cpu_writes_the_same_bytes(native: Path, here: Computer, haswell: Computer, tmp_path: Path) -> None:
+    """From the drawn images to the report, every output is the same; so are the probabilities that predict prints.
+
+    The export is not emulated: it takes minutes there, and computes nothing (models/onnx_export.py).
+    """
     folder = project(tmp_path / "emulated")
     for stage in workspace.STAGES:
-        emulate(folder, "Haswell", stage)
+        (here if stage == "export" else haswell).stage(folder, stage)
     entries = [name for stage in workspace.STAGES for name in workspace.declared(stage)]
     assert len(outputs(native)) == len(entries) - 3  # the images, the packed images and the weights are folders
     assert outputs(folder) == outputs(native)
-    question = ("--json", "data/images/aster")
-    answer = run(native, sys.executable, "-m", "pipeline", "predict", *question)
+    question = ("pipeline", "predict", "--json", "data/images/aster")
+    answer = here.python(native, *question)
     assert '"probability": 0.' in answer
-    assert emulate(folder, "Haswell", "predict", *question) == answer
+    assert haswell.python(folder, *question) == answer
 
 
 @EMULATED
 @needs_qemu
-def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, tmp_path: Path) -> None:
-    """MKL takes other code for it. The figures of the evaluation are the same, too."""
+def test_a_trace_shows_no_difference_of_an_emulated_cpu(
+    native: Path, here: Computer, haswell: Computer, tmp_path: Path
+) -> None:
+    """With portable arithmetic, every operator gives the same values for equal arguments."""
+    traces = [trace(computer, native, tmp_path / name) for name, computer in (("here", here), ("there", haswell))]
+    assert len(traces[0].calls) > 100
+    assert difference(*traces) == ""
+
+
+def trace(computer: Computer, project: Path, folder: Path, **changes: str) -> Trace:
+    """The operators of the first step of the project's training, with changed params, in a new folder."""
+    shutil.copytree(project, folder, symlinks=True)
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+    claim = {"trace": str(folder / "trace.json"), "last_epoch": 1, "step": 1}
+    files.write_json(folder / "claim.json", claim)
+    computer.stage(folder, "train", **{VARIABLE: str(folder / "claim.json")})
+    return schema.json_of(folder / "trace.json", Trace, "-")
+
+
+def operators(computer: Computer, folder: Path) -> Any:
+    """What `tests.ranks.operators` prints."""
+    return json.loads(computer.python(folder, "tests.ranks.operators"))
+
+
+@EMULATED
+@needs_qemu
+@pytest.mark.parametrize("name", ["haswell", "rome"])
+def test_every_operator_computes_the_same(
+    here: Computer, name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Each operator of a training step alone, forward and backward, in both memory formats."""
+    hashes, others = (operators(each, tmp_path)["hashes"] for each in (here, request.getfixturevalue(name)))
+    assert len(hashes) == 64
+    assert others == hashes
+
+
+@EMULATED
+@needs_qemu
+def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, rome: Computer, tmp_path: Path) -> None:
+    """The figures of the evaluation are the same, too."""
     folder = project(tmp_path / "emulated")
     for stage in workspace.STAGES[: workspace.STAGES.index("evaluate") + 1]:
-        emulate(folder, "EPYC-Rome", stage)
+        rome.stage(folder, stage)
     results = outputs(folder)
     assert {"models/model.safetensors", "metrics/predictions.csv"} <= results.keys()
     assert results.items() <= outputs(native).items()
@@ -136,39 +243,28 @@ def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, tmp_path: Pa
 
 @EMULATED
 @needs_qemu
-@pytest.mark.parametrize("arithmetic", ["portable", "native"])
-def test_a_trace_shows_where_an_emulated_cpu_differs(
-    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str
-) -> None:
-    """With native arithmetic, an operator gives other values for equal arguments. With portable, none does."""
+def test_a_trace_shows_where_an_emulated_cpu_differs(native: Path, tmp_path: Path) -> None:
+    """With native arithmetic, an operator gives other values for equal arguments."""
     traces = []
-    for name in ("here", "emulated"):
-        folder = shutil.copytree(native, tmp_path / name, symlinks=True)
-        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__arithmetic=arithmetic))
-        monkeypatch.setenv(VARIABLE, str(folder / "claim.json"))
-        claim = {"trace": str(folder / "trace.json"), "last_epoch": 1, "step": 1}
-        files.write_json(folder / "claim.json", claim)
-        if name == "here":
-            run(folder, sys.executable, "-m", "pipeline", "train")
-        else:
-            emulate(folder, "Haswell", "train")
-        traces.append(schema.json_of(folder / "trace.json", Trace, "-"))
-    here, emulated = traces
-    assert len(here.calls) > 100
-    sentence = difference(here, emulated)
-    if arithmetic == "portable":
-        assert sentence == ""
-    elif "AVX512" not in here.cpu:
+    for name, before in (("here", ()), ("there", HASWELL)):
+        computer = Computer(*before, arithmetic="native")
+        traces.append(trace(computer, native, tmp_path / name, train__arithmetic="native"))
+        computer.end()
+    assert len(traces[0].calls) > 100
+    if "AVX512" not in traces[0].cpu:
         pytest.skip("this CPU has the instructions of the emulated one: their bits need not differ")
-    else:
-        assert "aten.convolution.default: equal arguments, other values" in sentence
-        assert "AVX512" in sentence
+    sentence = difference(*traces)
+    assert "aten.convolution.default: equal arguments, other values" in sentence
+    assert "AVX512" in sentence
 
 
 @EMULATED
 @needs_qemu
-def test_a_machine_of_another_kind_signs_that_it_has_repeated_a_run(tmp_path: Path) -> None:
-    """The claimant and an emulated CPU repeat the training. Both statements are checked; each names its CPU."""
+def test_a_statement_names_the_cpu_of_who_checked(tmp_path: Path) -> None:
+    """The claimant and an emulated CPU sign that they have repeated the training. Both statements are checked.
+
+    The training itself is not emulated here: a test above does that.
+    """
     (tmp_path / "temporary").mkdir()
     folder = create_project(tmp_path / "project", **SMALL)
     program = (sys.executable, "-m", "pipeline")
@@ -178,26 +274,12 @@ def test_a_machine_of_another_kind_signs_that_it_has_repeated_a_run(tmp_path: Pa
     call(folder, "openssl", "pkey", "-in", "../key.pem", "-pubout", "-out", "../key.pub")
     words = ("verify", "--stage", "train", "--sign", "../key.pem")
     call(folder, *program, *words)
-    emulate(folder, "Haswell", *words)
+    run(folder, *HASWELL, *program, *words)
     done = call(folder, *program, "verify", "--statement", str(statement.FILE), "--key", "../key.pub")
     lines = [line for line in done.stdout.splitlines() if "PASSED: train; " in line]
     assert "cpu_capability AVX2" in lines[-1]
     is_another_kind = torch.backends.cpu.get_cpu_capability() != "AVX2"
     assert len({line.partition(": ")[2] for line in lines}) == len(lines) == 1 + is_another_kind
-
-
-@EMULATED
-@needs_qemu
-def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Path) -> None:
-    """So the emulator shows what a real CPU of another kind would show."""
-    folder = tmp_path / "emulated"
-    shutil.copytree(native, folder, symlinks=True, ignore=shutil.ignore_patterns("models", "metrics", "runs"))
-    emulate(folder, "Haswell", "train", without="MKL_CBWR")
-    expected, results = outputs(native), outputs(folder)
-    described = [json.loads((place / "models/model.json").read_text()) for place in (native, folder)]
-    assert described[0].pop("weights") != described[1].pop("weights")
-    assert described[0] == described[1]
-    assert results["models/model.safetensors"] != expected["models/model.safetensors"]
 
 
 @pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
@@ -228,33 +310,16 @@ def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch
 def test_random_numbers_are_the_same_before_they_are_rounded() -> None:
     """The draws of crops and mixing, without the rounding that would hide a difference in the last bit."""
     here, there = (
-        run(PROJECT, *before, sys.executable, "-c", DRAWS, **environment.PORTABLE)
-        for before in ([], [str(QEMU), "-cpu", "Haswell"])
+        run(PROJECT, *before, sys.executable, "-c", DRAWS, **environment.PORTABLE) for before in ((), HASWELL)
     )
     assert len(here) == 65
     assert there == here
 
 
-def operators(*before: str) -> Any:
-    """What `tests.ranks.operators` prints, with portable arithmetic."""
-    variables = environment.required_variables(1, True, "portable")
-    return json.loads(run(PROJECT, *before, sys.executable, "-m", "tests.ranks.operators", **variables))
-
-
-@EMULATED
-@needs_qemu
-@pytest.mark.parametrize("cpu", CPUS)
-def test_every_operator_computes_the_same(cpu: str) -> None:
-    """Each operator of a training step alone, forward and backward, in both memory formats."""
-    here, there = operators(), operators(str(QEMU), "-cpu", cpu)
-    assert len(here["hashes"]) == 64
-    assert there["hashes"] == here["hashes"]
-
-
 @pytest.mark.slow("a step of each of 80 models is traced; what the operators compute is compared above")
-def test_no_model_calls_another_operator() -> None:
+def test_no_model_calls_another_operator(here: Computer, tmp_path: Path) -> None:
     """What the models of torchvision compute is compared above; the rest only moves or compares values."""
-    compared = {name.rstrip("_") for name in operators()["called"]}
+    compared = {name.rstrip("_") for name in operators(here, tmp_path)["called"]}
     called = {name.rstrip("_") for model in model_names.MODELS for name in operators_of_a_step(model)}
     assert called <= compared | MOVES, called - compared - MOVES
 

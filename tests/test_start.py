@@ -22,6 +22,7 @@ from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.datasets import put, two_classes
 from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
@@ -178,8 +179,9 @@ def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> str:
     keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
     if keyboard is not None:
         os.write(keyboard, terminal)
-    command = [sys.executable, "-m", "pipeline", "start", *arguments]
-    environ = workspace.environment(folder.parent)
+    command, environ = starts.in_programs(
+        [sys.executable, "-m", "pipeline", "start", *arguments], workspace.environment(folder.parent)
+    )
     return subprocess.run(
         command, cwd=folder, env=environ, stdin=stdin, stdout=subprocess.PIPE, text=True, check=True
     ).stdout

@@ -37,7 +37,9 @@ SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "ev
 PRESETS = {
     "cuda": Preset(500, 96, 256, {**SMALL, "crop": 224, "precision": "bf16"}, {"split": 5, "prepare": 5, "epoch": 3}),
     "cpu": Preset(200, 64, 128, SMALL, {"split": 5, "prepare": 5, "epoch": 2}),
-    "tiny": Preset(60, 48, 32, SMALL, {"split": 1, "prepare": 1, "epoch": 1}),
+    "tiny": Preset(
+        30, 48, 32, {**SMALL, "model": "shufflenet_v2_x0_5", "batch_size": 8}, {"split": 1, "prepare": 1, "epoch": 1}
+    ),
 }
 
 
