@@ -27,6 +27,8 @@ from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
 NAMES = (*figures.LINES, "arithmetic", "scale")  # those with a line, or with a table of their own
+# `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
+TRIED = [name for name in NAMES if name not in ("devices", "peers")]
 
 
 def run(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +51,7 @@ def report_of(name: str, out: Path) -> dict[str, Any]:
 SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which shares their code")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * (name != "planning")) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * (name != "planning")) for name in TRIED])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
     report = report_of(name, tmp_path)
@@ -264,12 +266,12 @@ def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> No
     assert len(entries) == len(workspace.READ)
     (tmp_path / "out/ceiling_cpu.json").unlink()
     (images,) = (tmp_path / "out.store").glob("*/data/packed/images-00000.bin")
-    before, parts = images.stat().st_mtime_ns, ("ceiling", "time_to_accuracy", "peers")
+    before, parts = images.stat().st_mtime_ns, ("ceiling", "peers")
     done = start("--packages", str(packages), "--only", *parts, "--minutes", "30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert images.stat().st_mtime_ns == before
     assert {*entries} <= {*(tmp_path / "out.store").iterdir()}
-    assert all(json.loads((tmp_path / f"out/{name}_cpu.json").read_text())["figures"] for name in parts[1:])
+    assert json.loads((tmp_path / "out/peers_cpu.json").read_text())["figures"]
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:

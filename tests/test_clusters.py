@@ -61,14 +61,14 @@ def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: py
     assert outputs(two) == outputs(one)
 
 
-# In the place of the container: the command on this machine, which is asked to stop after the fourth epoch.
+# In the place of the container: the command on this machine, which is asked to stop after the sixth epoch.
 JOB = """
 import signal, subprocess, sys
 with subprocess.Popen([*sys.argv[1:], "train"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
     epochs = 0
     for line in run.stdout:
         epochs += line.startswith("epoch ")
-        if line.startswith("epoch ") and epochs == 4:
+        if line.startswith("epoch ") and epochs == 6:
             run.send_signal(signal.SIGTERM)
         print(line, end="", flush=True)
 sys.exit(run.returncode)

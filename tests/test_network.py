@@ -1,6 +1,8 @@
 """What training does to any of torchvision's models: find the head, group, freeze, compute again instead of keeping."""
 
+import json
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
@@ -16,6 +18,8 @@ from torch.optim import SGD
 
 from pipeline.config import model_names, rules
 from pipeline.models import network
+from tests.conftest import PROJECT
+from tests.helpers import starts
 from tests.helpers.operators import operators_of_a_step, shape_of
 from tests.helpers.refusals import refuses
 
@@ -28,6 +32,11 @@ def test_the_list_of_models_is_torchvisions() -> None:
     assert list(model_names.MODELS) == network.names()
 
 
+MOVES = {
+    "alias", "as_strided", "constant_pad_nd", "ne", "permute", "roll", "slice_backward", "split", "squeeze",
+    "zeros_like",
+}  # fmt: skip
+TRACED = pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
 FAMILIES = {re.split(r"[\d_]", name)[0]: name for name in reversed(model_names.MODELS)}
 OF_ALL = pytest.mark.slow("builds 80 models several times; make test has one of each family")
 WHICH = pytest.mark.parametrize(
@@ -246,10 +255,27 @@ def refused_by_torch() -> set[str]:
     return {re.sub(r"(?<!^)([A-Z])", r"_\1", layer).lower() + "_backward" for layer in layers}
 
 
-@pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
-def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused() -> None:
-    """Every model is traced; on a GPU torch refuses an operator of exactly those that rules.py names."""
+@pytest.fixture(scope="module")
+def called() -> dict[str, set[str]]:
+    """Model → the operators of a training step, which is traced."""
+    return {name: operators_of_a_step(name) for name in model_names.MODELS}
+
+
+@TRACED
+def test_no_model_calls_an_operator_that_is_not_compared(called: dict[str, set[str]]) -> None:
+    """What models compute, test_portable.py compares on other CPUs; the rest only moves or compares values."""
+    done = starts.run([sys.executable, "-m", "tests.ranks.operators"], cwd=PROJECT, check=True)
+    compared = {name.rstrip("_") for name in json.loads(done.stdout)["called"]}
+    others = {name.rstrip("_") for names in called.values() for name in names} - compared - MOVES
+    assert others == set()
+
+
+@TRACED
+def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused(
+    called: dict[str, set[str]],
+) -> None:
+    """On a GPU torch refuses an operator of exactly those that rules.py names."""
     operators = refused_by_torch()
     assert {"adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"} <= operators
-    names = [name for name in model_names.MODELS if operators_of_a_step(name) & operators]
+    names = [name for name in model_names.MODELS if called[name] & operators]
     assert names == [name for name in model_names.MODELS if rules.NONDETERMINISTIC.holds(name)]

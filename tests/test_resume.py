@@ -22,7 +22,7 @@ from tests.helpers.trainings import launch, messages, outputs, rank_processes, s
              "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True, "train__epochs": 8}),
         (
             2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2,
-                "train__mixup": 0.2, "train__model": "mobilenet_v3_small", "train__epochs": 12},
+                "train__mixup": 0.2, "train__model": "mobilenet_v3_small", "train__epochs": 6},
         ),
         # A stop in the middle of the epochs at the smaller side, or after it.
         (
@@ -30,7 +30,7 @@ from tests.helpers.trainings import launch, messages, outputs, rank_processes, s
                 "train__erasing": 0.5, "train__epochs": 12},
         ),
         (
-            2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
+            2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 4,
                 "train__clip_norm": 1.0, "train__export": "best"},
         ),
         # A model that is large enough for several buckets of gradients.

@@ -25,7 +25,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests, wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
 
-LONG: dict[str, Any] = SMALL | {"train__epochs": 150, "run__epoch_checkpoint_seconds": 0}
+LONG: dict[str, Any] = SMALL | {"train__epochs": 90, "run__epoch_checkpoint_seconds": 0}
 FOLDS = (sys.executable, "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
 ON = ("--on", "slurm --exclusive")  # each job has a node of its own
 

@@ -156,10 +156,11 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
 def _print(name: str, message: str) -> None:
     """Print each line of a message to stderr, after the command's name.
 
-    In one piece with the ends of the lines: other processes may write to the same stderr at the same time.
+    Each with its end: other processes may write to the same stderr at the same time.
     """
     with suppress(OSError):  # stderr is closed
-        print("".join(f"{name}: {line}\n" for line in without_secrets(message).splitlines()), end="", file=sys.stderr)
+        for line in without_secrets(message).splitlines():
+            print(f"{name}: {line}\n", end="", file=sys.stderr)
 
 
 def _thread_error_hook(name: str, messages: list[str], end: threading.ExceptHookArgs) -> None:

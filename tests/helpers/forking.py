@@ -107,9 +107,8 @@ def import_libraries() -> list[str]:
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # no thread
-        torch.onnx.export(
-            torch.nn.Linear(1, 1), (torch.ones(1, 1),), dynamo=True, verbose=False
-        )  # as does the exporter
+        # The exporter imports more, too.
+        torch.onnx.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),), dynamo=True, verbose=False)
         tqdm.monitor_interval = interval
     here = str(Path.cwd())
     forget(*OURS, *TAKES_STDOUT)
@@ -143,6 +142,8 @@ def next_start(
         selector.register(programs, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                if selector.get_map().get(key.fd) is not key:  # an event before this one was its end
+                    continue
                 if key.fd in answers:
                     pid, answer = answers.pop(key.fd)
                     selector.unregister(key.fd)
