@@ -244,7 +244,8 @@ published_repeated() {
         cd "$LAB/published"
         sed -i 's/^  epochs: .*/  epochs: 2/; s/^    count: .*/    count: 60/' params.yaml
         python -m pipeline repro > "$LAB/published.log"
-        git -c user.name=test -c user.email=test@localhost commit --quiet --all --message Published
+        git add --all
+        git -c user.name=test -c user.email=test@localhost commit --quiet --message Published
     )
     PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_NETWORK=none python -m pipeline verify --from "$LAB/published" |
         tee "$LAB/verified.log" | grep "^verify: "
@@ -253,7 +254,7 @@ published_repeated() {
 
 tests_inside() {
     local files=("${TESTS[@]/#/tests/test_}")
-    inside perennial-test:test python -m pytest -q -n auto -m "not gpu and not slow" "${files[@]/%/.py}"
+    inside perennial-test:test python -m pytest -q -m "not gpu and not slow" "${files[@]/%/.py}"
 }
 
 # `docker stop` in the middle of training, with compose's settings; then the same command again.
