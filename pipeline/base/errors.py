@@ -154,13 +154,9 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
 
 
 def _print(name: str, message: str) -> None:
-    """Print each line of a message to stderr, after the command's name.
-
-    Each with its end: other processes may write to the same stderr at the same time.
-    """
+    """Print each line of a message to stderr, after the command's name."""
     with suppress(OSError):  # stderr is closed
-        for line in without_secrets(message).splitlines():
-            print(f"{name}: {line}\n", end="", file=sys.stderr)
+        print(*(f"{name}: {line}" for line in without_secrets(message).splitlines()), sep="\n", file=sys.stderr)
 
 
 def _thread_error_hook(name: str, messages: list[str], end: threading.ExceptHookArgs) -> None:
