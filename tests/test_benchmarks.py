@@ -34,8 +34,7 @@ TRIED = [name for name in NAMES if name not in ("devices", "peers")]
 def run(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark; its Python, and all that it starts, is forked."""
     command = [sys.executable, "-m", "benchmarks", *options]
-    words, env = starts.in_programs(command, {**os.environ, **environ})
-    return subprocess.run(words, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
+    return starts.run_with_children(command, PROJECT, {**os.environ, **environ})
 
 
 def report_of(name: str, out: Path) -> dict[str, Any]:
@@ -48,6 +47,12 @@ def report_of(name: str, out: Path) -> dict[str, Any]:
     return report
 
 
+def lines_of(name: str, report: dict[str, Any]) -> list[figures.Line]:
+    """The lines of a report in the table of docs/performance.md, which has one size of images."""
+    of_table = {row.replace(" 32", f" {figures.SIDE}"): value for row, value in report["rows"].items()}
+    return figures.LINES[name](report | {"rows": report["rows"] | of_table})
+
+
 SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which shares their code")
 
 
@@ -55,9 +60,7 @@ SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which sh
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
     report = report_of(name, tmp_path)
-    of_table = {row.replace(" 32", f" {figures.SIDE}"): value for row, value in report["rows"].items()}
-    if name in figures.LINES:
-        assert figures.LINES[name](report | {"rows": report["rows"] | of_table})  # the table has one size of images
+    assert name not in figures.LINES or lines_of(name, report)
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
     assert name in ("planning", "arithmetic", "scale", "steps") or report["conditions"]["photos"]
@@ -266,12 +269,13 @@ def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> No
     assert len(entries) == len(workspace.READ)
     (tmp_path / "out/ceiling_cpu.json").unlink()
     (images,) = (tmp_path / "out.store").glob("*/data/packed/images-00000.bin")
-    before, parts = images.stat().st_mtime_ns, ("ceiling", "peers")
+    before, parts = images.stat().st_mtime_ns, ("ceiling", "time_to_accuracy", "peers")
     done = start("--packages", str(packages), "--only", *parts, "--minutes", "30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert images.stat().st_mtime_ns == before
     assert {*entries} <= {*(tmp_path / "out.store").iterdir()}
-    assert json.loads((tmp_path / "out/peers_cpu.json").read_text())["figures"]
+    reports = {name: json.loads((tmp_path / f"out/{name}_cpu.json").read_text()) for name in parts[1:]}
+    assert all(report["figures"] and lines_of(name, report) for name, report in reports.items())
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:

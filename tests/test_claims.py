@@ -330,8 +330,7 @@ def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
 def trace(project: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run `perennial trace` in the project."""
     command = [sys.executable, "-m", "pipeline", "trace", what]
-    words, environ = starts.in_programs(command, verify_environment(project))
-    return subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
+    return starts.run_with_children(command, project, verify_environment(project))
 
 
 @WHOLE

@@ -14,7 +14,8 @@ from tests.helpers.trainings import outputs, small_world, wait_for
 
 TRAIN = [sys.executable, "-m", "pipeline", "train"]
 SAY = """
-import os, sys
+import io, os, sys
+assert type(sys.stdout) is type(sys.stderr) is io.TextIOWrapper
 print(os.getpid(), os.getsid(0), os.getcwd(), sys.argv, sys.path[0], os.environ.get("WORD"), sys.stdin.read())
 entries = open("/proc/self/environ").read().strip("\\0").split("\\0")
 assert dict(entry.split("=", 1) for entry in entries) == dict(os.environ), entries

@@ -30,7 +30,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -43,8 +43,8 @@ CPU_CODE = "ATEN_CPU_CAPABILITY"  # set by train.arithmetic: portable; the libra
 ANSWERS = 3  # the file descriptor on which the PID and the exit status are sent
 SPARE = 512  # file descriptors from here on are not in use
 OURS = ("pipeline", "benchmarks", "tests")  # imported anew by each process, from its own folder
-# Imported anew, too: what takes sys.stdout when it is imported. The packages that it needs stay.
-TAKES_STDOUT = ("dvc", "dvc_objects", "dvc_data")
+# Imported anew, too: what takes or replaces sys.stdout when it is imported. The packages that it needs stay.
+TAKES_STDOUT = ("dvc", "dvc_objects", "dvc_data", "colorama")
 # Python and the libraries read these at their start: if a value differs from the server's, the start is a real one.
 READ_AT_START = (
     "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_", "ATEN_", "ONEDNN_", "DNNL_", "NUMBA_", "TF_",
@@ -96,8 +96,9 @@ def import_libraries() -> list[str]:
         importlib.import_module(f"pipeline.stages.{name}")
     for name in ("commands.predict", "models.onnx_export"):  # onnxruntime is left out: its import starts a thread
         importlib.import_module(f"pipeline.{name}")
-    import dvc.cli.parser
-    import dvc.repo.reproduce  # noqa: F401
+    with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):  # DVC replaces both for good
+        import dvc.cli.parser
+        import dvc.repo.reproduce  # noqa: F401
     import numba
     import torch._dynamo  # torch imports it at the first step of an optimizer
     import torch.distributed.elastic.agent.server.local_elastic_agent

@@ -2,8 +2,8 @@
 
     python -m MODULE arguments…        python -P FILE arguments…
 
-starts.programs writes this text to a file of its own, because it imports nothing of the project. A start of another
-kind, or with other variables that are read at a start, is a real start of Python.
+starts.server writes this text to a file of its own, because it imports nothing of the project. A start of another kind,
+or with other variables that are read at a start, is a real start of Python.
 """
 
 import json
@@ -14,11 +14,6 @@ import sys
 
 SERVER = "PERENNIAL_FORKS"  # the variable that has the path of the server's socket
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
-def start(arguments: list[str]) -> None:
-    """Become a real Python."""
-    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
 
 
 def request(connection: socket.socket, arguments: list[str]) -> int:
@@ -34,36 +29,30 @@ def request(connection: socket.socket, arguments: list[str]) -> int:
     return int(answer) if answer.isdigit() else 0
 
 
-def end(status: int) -> None:
-    """End as the process did: with its exit status, or by the same signal."""
-    if status < 0:
-        if -status in FORWARDED:
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
+def follow(connection: socket.socket, pid: int) -> None:
+    """End as the process does: with its exit status, or by the same signal. It gets the signals of this process."""
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: os.killpg(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    os.chdir("/")  # the forked process works in the folder, and this one does not
+    answer = connection.recv(64)
+    status = os.waitstatus_to_exitcode(int(answer)) if answer else -signal.SIGKILL  # empty: the server was killed
+    if status >= 0:
+        os._exit(status)
+    if -status in FORWARDED:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the arguments in a forked process."""
-    if arguments[:1] != ["-m"] and not (arguments[:1] == ["-P"] and arguments[1:2] != ["-c"]):
-        start(arguments)
-    signals: list[int] = []
-    for number in FORWARDED:
-        signal.signal(number, lambda number, _: signals.append(number))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        if (pid := request(connection, arguments)) == 0:
-            start(arguments)
-
-        def forward(number: int, _: object) -> None:
-            os.killpg(pid, number)
-
-        for number in FORWARDED:
-            signal.signal(number, forward)
-        for early in signals:  # they came before there was a process
-            forward(early, None)
-        os.chdir("/")  # the forked process works in the folder, and this one does not
-        answer = connection.recv(64)
-    end(os.waitstatus_to_exitcode(int(answer)) if answer else -signal.SIGKILL)  # empty: the server was killed
+    """Run the arguments in a forked process, or become a real Python."""
+    if arguments[:1] == ["-m"] or (arguments[:1] == ["-P"] and arguments[1:2] != ["-c"]):
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a process that gets them
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            if pid := request(connection, arguments):
+                follow(connection, pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -53,8 +53,7 @@ def call(folder: Path, *command: str, check: bool = True) -> subprocess.Complete
 
     Its Python, and that of DVC's stages, is forked: see starts.py.
     """
-    words, environ = starts.in_programs(command, workspace.environment(folder.parent))
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    done = starts.run_with_children(command, folder, workspace.environment(folder.parent))
     assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done
 
@@ -89,8 +88,7 @@ def verify_environment(project: Path) -> dict[str, str]:
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `perennial verify` in the project. In every case its work copy is removed."""
     command = [sys.executable, "-m", "pipeline", "verify", *arguments]
-    words, environ = starts.in_programs(command, verify_environment(project))
-    done = subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
+    done = starts.run_with_children(command, project, verify_environment(project))
     assert not list((project.parent / "temporary").glob("perennial-*"))
     assert "Traceback" not in done.stderr
     return done

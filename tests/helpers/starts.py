@@ -2,7 +2,7 @@
 
     starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder)   as subprocess.run, with output
     starts.Popen([sys.executable, "-c", script], env=…, stderr=…)          as subprocess.Popen, with text
-    starts.in_programs(command, environ)          both for subprocess: the command, and all Python that it starts (DVC)
+    starts.run_with_children(command, folder, environ)     the same for all Python that the command starts
 
 Importing torch takes seconds, longer than a small training. So a server process that has imported it forks a process
 for each start (forking.py). The process has its own PID, session, signals, exit status, folder, environment and
@@ -34,7 +34,6 @@ from tests.helpers import forking, program
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROOM = {"PERENNIAL_ROOM": 2**16 * "."}  # memory in which a forked process shows its environment in /proc
-
 REAL = "PERENNIAL_REAL_STARTS"  # the variable with which every start is a real one
 
 _one_at_a_time = threading.Lock()
@@ -48,6 +47,9 @@ def stop() -> None:
         process.wait()
         shutil.rmtree(folder)
     _servers.clear()
+
+
+atexit.register(stop)
 
 
 def server_seconds() -> float:
@@ -76,17 +78,12 @@ def server() -> tuple[socket.socket, Path]:
                 cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **forking.AS_LAUNCHED, **ROOM},
                 stdin=subprocess.DEVNULL, pass_fds=fds,
             )  # fmt: skip
-        write_program(folder / "python", f"#!{sys.executable} -IS\n{inspect.getsource(program)}")
-        write_program(folder / "dvc", f'#!/bin/sh\nexec {folder}/python -m dvc "$@"\n')
+        python = f"#!{sys.executable} -IS\n{inspect.getsource(program)}"
+        for name, text in {"python": python, "dvc": f'#!/bin/sh\nexec {folder}/python -m dvc "$@"\n'}.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
         _servers.append((process, connection, folder))
-        atexit.register(stop)
     return _servers[0][1:]
-
-
-def write_program(path: Path, text: str) -> None:
-    """Write a text that can be run."""
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def can_fork(args: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -168,3 +165,11 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def run_with_children(
+    command: Sequence[str], folder: Path, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder and wait for its end; see in_programs."""
+    words, variables = in_programs(command, environ)
+    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
