@@ -201,6 +201,7 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     assert "\nTime of a run: about " in run_start(folder, "--photos", str(photos), terminal=b"q\n")
     raw = read_params(folder / "params.yaml")
     assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 64)
+    assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout
     write_params(folder / "params.yaml", change(raw, train__epochs=1))
     call(folder, "dvc", "repro")
     assert (folder / "models/model.safetensors").is_file()
