@@ -1,6 +1,7 @@
 """The doctor's checks, on good and on faulty machines."""
 
 import os
+import py_compile
 import re
 import subprocess
 import sys
@@ -26,6 +27,18 @@ def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, ra
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     findings = doctor.findings(params.parse(on_cpu(raw)), machine.read())
     assert [finding.fault for finding in findings if finding.fault] == []
+
+
+def test_bytecode_that_is_not_kept_is_named(tmp_path: Path) -> None:
+    """Each start would compile torch. It stops no run, so it is no fault."""
+    module = tmp_path / "some/module.py"
+    module.parent.mkdir()
+    module.write_text("")
+    missing = doctor.bytecode(module)
+    py_compile.compile(str(module))
+    assert "PYTHONDONTWRITEBYTECODE" in missing.value
+    assert "PYTHONDONTWRITEBYTECODE" not in doctor.bytecode(module).value
+    assert missing.fault == doctor.bytecode(module).fault == ""
 
 
 @pytest.mark.parametrize(("version", "serves"), [(0, True), (13000, True), (13020, True), (12080, False)])

@@ -7,6 +7,7 @@ checked by config/validity.py, as at the start of every stage. Some checks take 
 """
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -45,6 +46,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     import torch  # takes seconds: after the first lines
 
     yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
+    yield bytecode(Path(torch.__file__))
     yield driver(config, machine.driver_version(), torch.version.cuda or "")
     yield gpus(facts)
     if unused := validity.unused_gpus(config, facts):
@@ -57,6 +59,14 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield git()
     yield dvc()
     yield packages(machine.LOCKED_PACKAGES.read_text(), TESTS.read_text())
+
+
+def bytecode(module: Path) -> Finding:
+    """Whether Python keeps the compiled form of a module that has been imported. If not, each start compiles it."""
+    if Path(importlib.util.cache_from_source(str(module))).is_file():
+        return Finding("bytecode", "kept")
+    remedy = f"unset PYTHONDONTWRITEBYTECODE, or once: python -m compileall -q {module.parent.parent}"
+    return Finding("bytecode", f"not kept: each start of Python compiles torch, which takes seconds; {remedy}")
 
 
 def driver(config: Params, version: int, runtime: str) -> Finding:
