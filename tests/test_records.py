@@ -75,6 +75,20 @@ def test_a_figure_of_a_gpu_is_of_the_code_of_its_commit(path: Path, tmp_path: Pa
     assert measuring.code(tmp_path) == conditions["code"]
 
 
+def digests(report: str) -> dict[str, str]:
+    """What the GPU tests of a report trained: test → digest of the weights, or of the training state."""
+    cases = json.loads((PROJECT / RESULTS / report).read_bytes())["cases"]
+    figures = {test: case.get("figures", {}) for test, case in cases.items()}
+    return {test: values["digest"] for test, values in figures.items() if "digest" in values}
+
+
+def test_an_h100_and_an_h200_train_the_same_bytes() -> None:
+    """In every test of the H100's report that trains. A document names their number."""
+    h100, h200 = digests("gpu_tests_h100_cuda.json"), digests("gpu_tests_cuda.json")
+    assert h100 == {test: h200[test] for test in h100}
+    assert f"all {len(h100)} trainings" in (PROJECT / "docs/reproducibility.md").read_text()
+
+
 def test_a_document_uses_every_report() -> None:
     """A link to it is there: also a generated table has one."""
     texts = "".join(path.read_text() for path in (PROJECT / "docs").glob("*.md"))

@@ -124,7 +124,7 @@ def steps(report: Report) -> list[Line]:
 
 def ways(report: Report) -> list[Line]:
     seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
-    return [(f"seconds per epoch, {report['conditions']['devices']} devices", seconds, "")]
+    return [(f"seconds per epoch (devices: {report['conditions']['devices']})", seconds, "")]
 
 
 def devices(report: Report) -> list[Line]:
