@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import tarfile
@@ -85,6 +86,11 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
+
+
+def pytest_configure() -> None:
+    """Let a process that crashes write no core file: an emulated one has three gigabytes, and is tried again."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def pytest_unconfigure() -> None:

@@ -69,6 +69,14 @@ def test_what_is_read_at_the_start_takes_a_real_one(name: str) -> None:
     assert starts.run(ask, check=True).stdout == "True\n"
 
 
+def test_a_process_that_crashes_writes_no_core_file(tmp_path: Path) -> None:
+    """Where the system would write one. With torch it has gigabytes."""
+    crash = [sys.executable, "-c", "import os; os.abort()"]
+    for done in (starts.run(crash, cwd=tmp_path), subprocess.run(crash, cwd=tmp_path, check=False)):
+        assert done.returncode == -signal.SIGABRT
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_killed_server_is_started_again() -> None:
     """As after a test that took too long: the processes that it had started are killed with it."""
     waiting = [sys.executable, "-c", "import time; time.sleep(1000)"]

@@ -6,6 +6,7 @@ The emulator runs the real pipeline, more than ten times slower. QEMU emulates A
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 HASWELL, ROME = ((str(QEMU), "-cpu", cpu) for cpu in ("Haswell", "EPYC-Rome"))
 EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
-ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
+# QEMU 7.2 crashes now and then when a program has several threads, or computes for ever. A stage takes 25 s of CPU.
+ATTEMPTS, CPU_SECONDS = 10, 250
 SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
     "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
@@ -63,12 +65,13 @@ print(torch.get_num_threads())
 
 
 # Emulated, the imports take a minute. So one process does them, and forks itself for each command.
-COMMANDS = """
-import json, os, runpy, sys
+COMMANDS = f"""
+import json, os, resource, runpy, sys
 import pipeline.stages.evaluate, pipeline.stages.train
 for line in sys.stdin:
     folder, words, variables = json.loads(line)
     if (pid := os.fork()) == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, ({CPU_SECONDS}, {CPU_SECONDS}))  # then Linux kills it
         os.chdir(folder)
         os.environ.update(variables)
         said = os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -110,9 +113,9 @@ class Computer:
             self._process.stdin.write(f"{json.dumps([str(folder), words, variables])}\n")
             self._process.stdin.flush()
             status, said = int(self._process.stdout.readline()), (folder / "said").read_text()
-            if "uncaught target signal" not in said:
+            if status != -signal.SIGKILL and "uncaught target signal" not in said:
                 break
-            print(f"{words}: {said[-300:]}")
+            print(f"{words}: {status}: {said[-300:]}")
         assert status == 0, said
         return said
 
