@@ -162,7 +162,9 @@ def main() -> int:
     parser.add_argument("--write-packages", type=Path, metavar="FOLDER", help="write that folder, and do nothing else")
     parser.add_argument("--apex-wheel", type=Path, metavar="FILE", help="write Apex there, too")
     parser.add_argument("--minutes", type=float, default=9, help="stop after this time (default: %(default)s)")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="only these parts (default: all)")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", default=PARTS, help="these parts, in this order (default: all)"
+    )
     options = parser.parse_args()
     if options.write_packages:
         if reason := write_packages(options.write_packages, options.apex_wheel):
@@ -183,7 +185,7 @@ def main() -> int:
     path = os.pathsep.join(filter(None, [str(options.packages or ""), os.environ.get("PYTHONPATH", "")]))
     # No plugins of this machine: their warnings would be errors here.
     env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **bytecode(options.out, "torch")}
-    for part in [part for part in PARTS if part in options.only]:
+    for part in options.only:
         left = end - time.monotonic()
         status = run(command(part, options), env, left) if left > 0 else None
         if status is None:
