@@ -7,14 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from pipeline.engine import stopping
+from pipeline.engine.world import World
 from pipeline.training import checkpoint
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
@@ -150,6 +155,25 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
     assert strike(folder, "rank 1", signal.SIGKILL) == 0
     assert "launch: restart 1 of 3" in messages(folder)
     assert outputs(folder) == outputs(whole)
+
+
+def test_two_threads_announce_a_stop_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Process 0 has a thread for its own signals and one for the store. Both may announce at the same moment."""
+    both = threading.Barrier(2)
+
+    def writable(*_: object) -> tuple[list[int], list[int], list[int]]:
+        with suppress(threading.BrokenBarrierError):  # the other thread waits for this one
+            both.wait(1)
+        return [], [2], []
+
+    with stopping.open_stopping(HashStore(), World(0, 0, 1, torch.device("cpu")), 60) as stop:
+        monkeypatch.setattr("select.select", writable)
+        threads = [threading.Thread(target=stop._announce) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert capfd.readouterr().err.count("train: stopping after this step") == 1
 
 
 @FURTHER

@@ -57,7 +57,7 @@ class Stopping:
         self._silent_checks = 0  # checks since the last answer of the store
         self._check_liveness = False  # whether to ask which processes are alive
         self._responded = set[int]()  # the ranks that answered
-        self._agreement, self._exit_lock = threading.Condition(), threading.Lock()
+        self._agreement, self._exit_lock, self._print_lock = threading.Condition(), threading.Lock(), threading.Lock()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
@@ -171,11 +171,9 @@ class Stopping:
             self._announce()
 
     def _announce(self) -> None:
-        """Print, on rank 0, that the training will stop. Do not wait for a reader of stderr that does not read."""
-        if self._is_announced:
-            return
-        with suppress(OSError):  # stderr is closed
-            if select.select([], [2], [], 0)[1]:
+        """Print once, on rank 0, that the training will stop. Do not wait for a reader of stderr that does not read."""
+        with self._print_lock, suppress(OSError):  # both threads call this; stderr may be closed
+            if not self._is_announced and select.select([], [2], [], 0)[1]:
                 self._is_announced = True
                 line_break = "\n" if os.isatty(2) else ""  # after the progress bar
                 text = f"{line_break}train: stopping after this step, and saving it; the next run goes on from there\n"
