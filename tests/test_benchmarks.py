@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import json
 import os
-import py_compile
 import re
 import subprocess
 import sys
@@ -102,14 +101,15 @@ def test_the_gpu_command_stops_without_equal_bits(
 ) -> None:
     """No later part runs after tests that cannot be collected, or that fail. The last line says how to go on.
 
-    The named parts run in the order in which they are named.
+    The named parts run in the order in which they are named. Python keeps bytecode.
     """
     ran = []
 
     def command(name: str, _: argparse.Namespace) -> list[str]:
         ran.append(name)
-        return ["false" if name == part else "true"]
+        return ["false"] if name == part else ["sh", "-c", 'test -z "$PYTHONDONTWRITEBYTECODE"']
 
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(gpu, "missing", lambda _: [])
     monkeypatch.setattr(gpu, "command", command)
     monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
@@ -216,20 +216,6 @@ def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "CARRIED", ("some_package", "unlocked"))
     assert "unlocked" in gpu.write_packages(tmp_path / "none", None)
     assert not (tmp_path / "none").exists()
-
-
-def test_a_machine_that_keeps_no_bytecode_keeps_that_of_the_gpu_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program with its variables leaves the bytecode beside the reports. Where there is some, nothing is changed."""
-    (tmp_path / "some_package.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    variables = gpu.bytecode(tmp_path / "out", "some_package")
-    subprocess.run([sys.executable, "-c", "import some_package"], cwd=tmp_path, env=os.environ | variables, check=True)
-    assert [*(tmp_path / "out.bytecode").rglob("some_package.*.pyc")]
-    py_compile.compile(str(tmp_path / "some_package.py"))
-    assert gpu.bytecode(tmp_path / "out", "some_package") == {}
 
 
 def bare_environment(folder: Path) -> tuple[Path, Path]:

@@ -84,17 +84,6 @@ def missing(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if is_missing(name)]
 
 
-def bytecode(out: Path, package: str) -> dict[str, str]:
-    """The variables with which Python keeps bytecode beside `out`; none if it has that of the package.
-
-    A machine without bytecode compiles torch at each start, which is half of the time before the first step.
-    """
-    spec = importlib.util.find_spec(package)
-    if spec and spec.cached and Path(spec.cached).is_file():
-        return {}
-    return {"PYTHONPYCACHEPREFIX": f"{out.resolve()}.bytecode", "PYTHONDONTWRITEBYTECODE": ""}
-
-
 def write_packages(folder: Path, apex_wheel: Path | None) -> str:
     """Write the locked versions of CARRIED, for the Python 3.12 of the image, and Apex into a folder, without symbols.
 
@@ -183,8 +172,9 @@ def main() -> int:
         print(f"gpu: this Python has no {', '.join(lacking)}; install them: pip install {' '.join(lacking)}")
         return 1
     path = os.pathsep.join(filter(None, [str(options.packages or ""), os.environ.get("PYTHONPATH", "")]))
-    # No plugins of this machine: their warnings would be errors here.
-    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **bytecode(options.out, "torch")}
+    # No plugins of this machine: their warnings would be errors here. Bytecode is kept: else each start compiles torch,
+    # which is half of the time before the first step.
+    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": ""}
     for part in options.only:
         left = end - time.monotonic()
         status = run(command(part, options), env, left) if left > 0 else None
