@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-packages test-code test-all test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
+.PHONY: help setup demo test test-packages test-code test-ci test-nightly test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -61,16 +61,20 @@ $(READY_TESTS): requirements/test.txt $(READY)
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline demo
 
-# Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
+# Four rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), nightly, or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
 test: lint  ## lint, types, every unit test, one test of each kind of real process
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
-# Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container
+# Second: continuous integration runs this for each change. It has every promise, each on one case or two.
+test-ci: test-packages test-code image-test  ## what CI runs: make test, every promise with real processes, the container
 
-test-code: lint  ## lint, types, every test that needs no GPU, without the container
-	@python -m pytest -n auto --dist worksteal -m "not gpu"
+test-code: lint  ## the same without the container
+	@python -m pytest -n auto --dist worksteal -m "not gpu and not nightly"
+
+# Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters. CI runs it each night.
+test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters
+	@python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
 
 # In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, Chromium, in
 # which the tests look at pages, and Slurm. Elsewhere those tests are left out, with their reason, until these are there.
@@ -80,7 +84,7 @@ test-packages:
 		apt-get --quiet=2 update && apt-get install --quiet=2 --yes --no-install-recommends $(TEST_PACKAGES) >/dev/null || \
 		echo "test-packages: $(TEST_PACKAGES) could not be installed; the tests that need them are left out" >&2; fi
 
-# Third: what only a GPU can show. Several tests run at once on many cores, without -n.
+# Fourth: what only a GPU can show. Several tests run at once on many cores, without -n.
 test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU, or two, can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 

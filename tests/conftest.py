@@ -98,12 +98,15 @@ def pytest_unconfigure() -> None:
     starts.stop()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise UsageError for a test with the mark slow that gives no reason."""
+    """Mark as slow what is nightly. Raise UsageError for a mark without its reason."""
     for item in items:
+        for marker in item.iter_markers("nightly"):
+            item.add_marker(pytest.mark.slow(*marker.args))
         for marker in item.iter_markers("slow"):
             if not (len(marker.args) == 1 and isinstance(marker.args[0], str) and len(marker.args[0]) > 20):
-                raise pytest.UsageError(f"{item.nodeid}: the mark slow needs the reason why `make test` leaves it out")
+                raise pytest.UsageError(f"{item.nodeid}: its mark needs the reason why it is left out")
 
 
 @pytest.hookimpl(optionalhook=True)

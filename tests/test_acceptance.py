@@ -235,7 +235,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project
 
 
-STUDY = pytest.mark.slow("nine trainings under DVC")
+STUDY = pytest.mark.nightly("nine trainings under DVC; make test has the figures, and a class that is left out")
 
 
 @STUDY

@@ -177,7 +177,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     ]
 
 
-@pytest.mark.slow("two to four starts of a training; make test compares each variable without one")
+@pytest.mark.nightly("two starts of a training; make test compares each variable without one")
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables for logging and caches: the bytes are the same, and provenance does not name them."""
     folders = [small_world(tmp_path / name) for name in ("without", "with")]

@@ -53,10 +53,10 @@ def lines_of(name: str, report: dict[str, Any]) -> list[figures.Line]:
     return figures.LINES[name](report | {"rows": report["rows"] | of_table})
 
 
-SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which shares their code")
+NIGHTLY = pytest.mark.nightly("half a minute each; make test has a benchmark, which shares their code")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * (name != "planning")) for name in TRIED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[NIGHTLY] * (name != "planning")) for name in TRIED])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
     report = report_of(name, tmp_path)
@@ -141,7 +141,7 @@ def test_figures_are_computed_from_seconds() -> None:
     assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
-@pytest.mark.slow("a training in a process that imports torch; make test has the benchmark of prepare")
+@pytest.mark.nightly("a training in a process that imports torch; make test has the benchmark of prepare")
 def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in a fork gives its hash. One that fails is an error with its message."""
     monkeypatch.chdir(PROJECT)
@@ -248,7 +248,7 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
     return folder / "bin/python", packages
 
 
-@pytest.mark.slow("twenty processes that import torch; make test has the parts and the packages of the command")
+@pytest.mark.nightly("twenty processes that import torch; make test has the parts and the packages of the command")
 def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
     """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refusal.
 

@@ -161,7 +161,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
         yield cut
 
 
-@pytest.mark.slow("three trainings, one of them beside a server that fails; make test has the folder")
+@pytest.mark.nightly("three trainings, one of them beside a server that fails; make test has the folder")
 def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storage: Cut) -> None:
     """The failure is reported once, and the training goes on. After a stop the copy is whole, and has the last step."""
     address, longer = f"s3://{buckets.BUCKET}/some/runs", {**LONG, "train__epochs": 80}

@@ -23,6 +23,7 @@ from tests.helpers.projects import call, commit, create_project, verify, verify_
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
 WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
+FURTHER = pytest.mark.nightly("the same with further forgeries; make test-ci has two of them")
 STATE, DIGEST = "state_sha256", "0" * 64
 
 
@@ -309,7 +310,13 @@ def swapped_image(project: Path) -> None:
 
 
 @WHOLE
-@pytest.mark.parametrize("forge", [swapped_image, made_up, other_weights, skipped_step, swapped_states, other_run])
+@pytest.mark.parametrize(
+    "forge",
+    [
+        made_up, skipped_step,
+        *(pytest.param(each, marks=FURTHER) for each in (swapped_image, other_weights, swapped_states, other_run)),
+    ],
+)  # fmt: skip
 def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:
     """Nothing of it stays unnoticed if every segment is repeated."""
     forge(project)
@@ -333,7 +340,7 @@ def trace(project: Path, what: str) -> subprocess.CompletedProcess[str]:
     return starts.run_with_children(command, project, verify_environment(project))
 
 
-@WHOLE
+@pytest.mark.nightly("three starts of trace, one on each operator: a minute; make test-ci finds an operator by itself")
 def test_two_machines_find_the_operator(project: Path) -> None:
     """The first writes an epoch, the second names the step, the first names the operator. Equal ones differ nowhere."""
     first, second = project, project.parent / "second"

@@ -59,7 +59,7 @@ def other_hash(project: Path) -> None:
     lock.write_text(lock.read_text().replace(expected, expected[::-1]))
 
 
-@REPEATS
+@pytest.mark.nightly("every stage under DVC, twice; make test-ci has a true claim, and a false one of verify")
 def test_a_false_claim_differs(published: Path, checker: Path) -> None:
     """Although its code is this project's."""
     other_hash(published)
@@ -79,7 +79,7 @@ def without_a_run(project: Path) -> None:
     call(project, "git", "add", "--force", "models")
 
 
-@REPEATS
+@pytest.mark.nightly("every stage under DVC; make test-ci repeats a claim")
 def test_an_output_in_the_commit_is_no_result(published: Path, checker: Path) -> None:
     """It is removed before the stages run, so a stage that does not run has none."""
     without_a_run(published)

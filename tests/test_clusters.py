@@ -35,7 +35,7 @@ def test_every_field_of_the_trainjob_exists() -> None:
         assert form.from_dict(document).to_dict() == document
 
 
-@pytest.mark.slow("a cluster that has to start, and two trainings; nothing shorter starts the script")
+@pytest.mark.nightly("a cluster that has to start, and two trainings; nothing shorter starts the script")
 def test_the_script_of_pyxis_trains_on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real Slurm, and the host in the place of the container: the bytes of one node."""
     one, two = create_project(tmp_path / "one", **TWO), tmp_path / "two"

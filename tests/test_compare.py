@@ -150,7 +150,7 @@ def commands(title: str) -> list[str]:
     return [line.replace("perennial ", "python -m pipeline ") for line in lines]
 
 
-@pytest.mark.slow("several runs of DVC, as a reader of docs/experiments.md does them")
+@pytest.mark.nightly("several runs of DVC, as a reader of docs/experiments.md does them")
 def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
     """After a first run every command of the section works, in its order, and the last one gives back the commit."""
     folder = create_project(

@@ -93,7 +93,7 @@ def test_a_recipe_names_every_file_and_line(heading: str) -> None:
         assert re.search(line, text, re.M), edit
 
 
-@pytest.mark.slow("runs the tests that the recipes name at their ends, and the linters of Python: three minutes")
+@pytest.mark.nightly("runs the tests that the recipes name at their ends, and the linters of Python: three minutes")
 def test_the_recipes_end_green(tmp_path: Path) -> None:
     """Whoever does the steps of all recipes and `make docs`, and no more, passes the tests that they name."""
     folder = tmp_path / "project"

@@ -163,7 +163,7 @@ def test_a_model_that_torch_cannot_write_is_refused(monkeypatch: pytest.MonkeyPa
             onnx_export.content(odd, description, "")
 
 
-LARGE = pytest.mark.slow("torch writes it for seconds; make test has the two that are written soonest")
+LARGE = pytest.mark.nightly("torch writes it for seconds; make test has the two that are written soonest")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ FURTHER = [
     *(("bits", {"precision": name, "parallel": "single", "parts": "1"}) for name in ("fp32", "bf16", "fp16")),
     ("bits", {"precision": "bf16", "parallel": "elastic", "parts": "4"}), ("shapes", {"memory_format": "contiguous"}),
 ]  # fmt: skip
-SLOW = pytest.mark.slow("the same with other numbers; make test has fp32, accumulated and elastic")
+SLOW = pytest.mark.nightly("the same with other numbers; make test has fp32, accumulated and elastic")
 
 
 @pytest.mark.parametrize(

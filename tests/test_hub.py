@@ -74,7 +74,7 @@ def in_own_memory(net: nn.Module) -> nn.Module:
     return net
 
 
-MORE_MODELS = pytest.mark.slow("29 models with up to 145 million parameters; make test compares one of each family")
+MORE_MODELS = pytest.mark.nightly("29 models with up to 145 million parameters; make test compares one of each family")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_timm_gives_the_same_logits(model: str, tmp_path: Path) -> None:
         assert torch.equal(in_own_memory(other)(theirs(model, pixels(model))), net(pixels(model)))
 
 
-AGAIN = pytest.mark.slow("the same with larger models; make test has a small one of both libraries")
+AGAIN = pytest.mark.nightly("the same with larger models; make test has a small one of both libraries")
 
 
 SMALL = ("resnet18", "timm/mobilenetv3_small_050")
@@ -157,7 +157,7 @@ def test_the_lines_of_the_documentation_run(way: str, folder: Path) -> None:
     assert done.stdout == "daisy\n"
 
 
-FILLED = pytest.mark.slow("fills a RegNet with up to 2.6 GB of random weights; make test has the smallest one")
+FILLED = pytest.mark.nightly("fills a RegNet with up to 2.6 GB of random weights; make test has the smallest one")
 
 
 def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -46,7 +46,7 @@ def test_the_kernels_have_the_bits_of_the_loop(gpu: Emulator, side: int, out: in
         assert torch.equal(by_kernels(gpu, images, crops, normalization), loops)
 
 
-@pytest.mark.slow("1,000 pairs of sizes take half a minute; make test has 1,020 crops of six pairs")
+@pytest.mark.nightly("1,000 pairs of sizes take half a minute; make test has 1,020 crops of six pairs")
 @settings(max_examples=1000)
 @given(side=st.integers(16, 90), out=st.integers(16, 90), n=st.integers(1, 4), seed=st.integers(0, 2**32))
 def test_the_kernels_have_the_bits_of_exact_arithmetic(gpu: Emulator, side: int, out: int, n: int, seed: int) -> None:

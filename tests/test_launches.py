@@ -50,7 +50,7 @@ def test_a_batch_takes_few_launches(
 @pytest.mark.parametrize("parallel", OF_A_STEP)
 @pytest.mark.parametrize(
     "model",
-    ["resnet18", pytest.param("resnet34", marks=pytest.mark.slow("another model; make test has the smaller one"))],
+    ["resnet18", pytest.param("resnet34", marks=pytest.mark.nightly("another model; make test has the smaller one"))],
 )
 def test_a_step_takes_few_launches(model: str, parallel: str, memory_format: str) -> None:
     """As many as the documents say, or few less. Buffers and gradients are copied many at a time.

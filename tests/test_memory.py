@@ -143,7 +143,7 @@ def test_no_image_takes_more_than_its_estimate(tmp_path: Path, of_heic: bool) ->
         assert peak < most + MARGIN, name
 
 
-SLOW_ENCODER = pytest.mark.slow("x265 takes 20 seconds to write it; make test has AVIF and JPEG 2000")
+SLOW_ENCODER = pytest.mark.nightly("x265 takes 20 seconds to write it; make test has AVIF and JPEG 2000")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ MOVES = {
     "alias", "as_strided", "constant_pad_nd", "ne", "permute", "roll", "slice_backward", "split", "squeeze",
     "zeros_like",
 }  # fmt: skip
-TRACED = pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
+TRACED = pytest.mark.nightly("a step of each of 80 models is traced; make test has the refusals of those it finds")
 FAMILIES = {re.split(r"[\d_]", name)[0]: name for name in reversed(model_names.MODELS)}
-OF_ALL = pytest.mark.slow("builds 80 models several times; make test has one of each family")
+OF_ALL = pytest.mark.nightly("builds 80 models several times; make test has one of each family")
 WHICH = pytest.mark.parametrize(
     "names",
     [pytest.param([*FAMILIES.values()], id="families"), pytest.param(model_names.MODELS, marks=OF_ALL, id="all")],

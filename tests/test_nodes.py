@@ -143,7 +143,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.slow("trains long enough to be joined; make test moves a run to other numbers of processes")
+@pytest.mark.nightly("trains long enough to be joined; make test moves a run to other numbers of processes")
 def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: torchrun restarts the first node's process for it, and the run ends normally."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
@@ -211,7 +211,7 @@ def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) 
     assert process.returncode == 1
 
 
-@pytest.mark.slow("waits of a cut cable, and up to four starts; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("waits of a cut cable, and up to four starts; make test has two nodes that write the bytes of one")
 @pytest.mark.parametrize("name", ["cable cut for 12 s, with restarts", "node 0 killed"])
 def test_a_network_that_fails_costs_no_byte(name: str, tmp_path: Path) -> None:
     """Nodes with addresses of their own: launchers start again by themselves, or say which node has ended."""
@@ -224,7 +224,7 @@ def test_a_network_that_fails_costs_no_byte(name: str, tmp_path: Path) -> None:
 SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
 
 
-@pytest.mark.slow("a cluster that has to start; make test gives two processes the variables that srun gives")
+@pytest.mark.nightly("a cluster that has to start; make test gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
     """In jobs of sbatch (one node) and salloc (two) of a real cluster, srun starts two tasks. They write the bytes of
     torchrun.
@@ -241,7 +241,7 @@ def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp
     assert outputs(allocated) == one_node
 
 
-@pytest.mark.slow("a cluster that has to start, and the waits of a cut cable; nothing shorter shows srun waiting")
+@pytest.mark.nightly("a cluster that has to start, and the waits of a cut cable; nothing shorter shows srun waiting")
 def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
     """Two nodes of a real Slurm. The cable between them is cut: the job ends, although srun would wait for ever."""
     folder = small_world(

@@ -15,7 +15,7 @@ from tests.helpers.evaluations import config_of
 
 MODELS = {"resnet18": 32, "mobilenet_v3_small": 64, "convnext_tiny": 64, "efficientnet_b0": 64,
           "timm/vit_tiny_patch16_224": 224}  # fmt: skip
-HEAVY = [pytest.mark.slow("models of up to 28 million weights in six processes; make test runs resnet18")]
+HEAVY = [pytest.mark.nightly("models of up to 28 million weights in six processes; make test runs resnet18")]
 
 
 @pytest.mark.parametrize(

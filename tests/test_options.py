@@ -58,7 +58,9 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "adamw": {**LEARNING, "optimizer": "adamw", "lr": 0.001},
     "mixed": {**LEARNING, **MIXED, "lr": 0.003, "epochs": 4},
 }
-OF_A_RESNET = pytest.mark.slow("trains a ResNet four times; make test has every optimizer and every mix in other tests")
+OF_A_RESNET = pytest.mark.nightly(
+    "trains a ResNet four times; make test has every optimizer and every mix in other tests"
+)
 
 
 def finished_runs(top: Path, runs: dict[str, dict[str, Any]]) -> dict[str, Path]:
@@ -246,7 +248,7 @@ def test_gradient_checkpointing_writes_the_same_model(runs: dict[str, Path]) -> 
     assert outputs(runs["recomputed"]) == outputs(runs["plain"])
 
 
-@pytest.mark.slow("torch.compile takes minutes on a CPU")
+@pytest.mark.nightly("torch.compile takes minutes on a CPU")
 def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """train.compile: true, each time compiled anew: equal bytes."""
     if not machine.read().compiler:

@@ -34,7 +34,10 @@ from tests.helpers.trainings import digests
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 HASWELL, ROME = ((str(QEMU), "-cpu", cpu) for cpu in ("Haswell", "EPYC-Rome"))
-EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
+EMULATED = pytest.mark.slow("QEMU emulates a CPU, for a minute; make test refuses what cannot be portable")
+FOR_MINUTES = pytest.mark.nightly(
+    "QEMU emulates a CPU, for minutes; make test-ci compares the operators, and random numbers"
+)
 # QEMU 7.2 crashes now and then when a program has several threads, or computes for ever. A stage takes 25 s of CPU.
 ATTEMPTS, CPU_SECONDS = 10, 250
 SMALL: dict[str, Any] = {
@@ -164,7 +167,7 @@ def native(here: Computer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@EMULATED
+@FOR_MINUTES
 @needs_qemu
 def test_an_emulated_cpu_writes_the_same_bytes(native: Path, here: Computer, haswell: Computer, tmp_path: Path) -> None:
     """From the drawn images to the report, every output is the same; so are the probabilities that predict prints.
@@ -210,7 +213,7 @@ def operators(computer: Computer, folder: Path) -> Any:
 
 @EMULATED
 @needs_qemu
-@pytest.mark.parametrize("name", ["haswell", "rome"])
+@pytest.mark.parametrize("name", ["haswell", pytest.param("rome", marks=FOR_MINUTES)])
 def test_every_operator_computes_the_same(
     here: Computer, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -223,7 +226,7 @@ def test_every_operator_computes_the_same(
     assert others == hashes
 
 
-@EMULATED
+@FOR_MINUTES
 @needs_qemu
 def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, rome: Computer, tmp_path: Path) -> None:
     """The figures of the evaluation are the same, too."""
@@ -235,7 +238,7 @@ def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, rome: Comput
     assert results.items() <= outputs(native).items()
 
 
-@EMULATED
+@FOR_MINUTES
 @needs_qemu
 def test_a_trace_shows_where_an_emulated_cpu_differs(native: Path, tmp_path: Path) -> None:
     """With native arithmetic, an operator gives other values for equal arguments."""
@@ -251,7 +254,7 @@ def test_a_trace_shows_where_an_emulated_cpu_differs(native: Path, tmp_path: Pat
     assert traces[0].cpu in sentence
 
 
-@EMULATED
+@FOR_MINUTES
 @needs_qemu
 def test_a_statement_names_the_cpu_of_who_checked(haswell: Computer, tmp_path: Path) -> None:
     """The claimant and an emulated CPU sign that they have repeated the training. Both statements are checked.

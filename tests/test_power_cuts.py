@@ -22,7 +22,7 @@ def test_where_nothing_can_be_mounted_the_reason_is_printed(
     assert capsys.readouterr().out == "power_cuts: left out: it needs root, to mount a disk in a file\n"
 
 
-@pytest.mark.slow("three runs of the pipeline on a mounted disk, and one after each cut: minutes")
+@pytest.mark.nightly("three runs of the pipeline on a mounted disk, and one after each cut: minutes")
 def test_one_run_after_a_power_cut_ends_with_the_right_bytes(tmp_path: Path) -> None:
     """One cut during the pipeline, four after its end, two after the end of `dvc repro` alone."""
     if reason := power_cuts.why_not():

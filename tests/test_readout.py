@@ -70,7 +70,7 @@ def train_here(
     [
         ({"train__clip_norm": 1.0}, WAITS_OF_EPOCH),
         pytest.param(
-            {"train__export": "best"}, WAITS_OF_BEST, marks=pytest.mark.slow("two trainings; make test has two others")
+            {"train__export": "best"}, WAITS_OF_BEST, marks=pytest.mark.nightly("the same with another line of params")
         ),
     ],
 )  # fmt: skip

@@ -13,6 +13,8 @@ from pipeline.base import files
 from pipeline.training.schedule import best_epoch, should_stop
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
+FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci has two of them")
+
 
 @pytest.mark.slow("further kinds of state; make test interrupts AdamW with an average (test_interruption)")
 @pytest.mark.parametrize(
@@ -20,23 +22,26 @@ from tests.helpers.trainings import launch, messages, outputs, rank_processes, s
     [
         (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
              "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True, "train__epochs": 8}),
-        (
+        pytest.param(
             2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2,
                 "train__mixup": 0.2, "train__model": "mobilenet_v3_small", "train__epochs": 6},
+            marks=FURTHER,
         ),
         # A stop in the middle of the epochs at the smaller side, or after it.
         (
             2, {"train__crop_from": 16, "train__mixup": 0.2, "train__cutmix": 1.0,
                 "train__erasing": 0.5, "train__epochs": 12},
         ),
-        (
+        pytest.param(
             2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 4,
                 "train__clip_norm": 1.0, "train__export": "best"},
+            marks=FURTHER,
         ),
         # A model that is large enough for several buckets of gradients.
-        (
+        pytest.param(
             3, {"train__model": "resnet18", "train__epochs": 4, "train__batch_size": 12, "train__optimizer": "adam",
                 "train__lr": 0.001},
+            marks=FURTHER,
         ),
     ],
     ids=str,

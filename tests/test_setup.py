@@ -87,7 +87,7 @@ def test_an_environment_that_make_setup_did_not_make_is_not_emptied(project: Pat
     assert sorted(path.name for path in other.iterdir()) == [".ready", "pyvenv.cfg"]
 
 
-@pytest.mark.slow("venv installs pip three times: 15 s")
+@pytest.mark.nightly("venv installs pip three times: 15 s; make test has the refusals")
 def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
     """After an interruption, after a new lock, and after uv, which leaves an empty one. What was in it is gone."""
     (project / "pipeline/reporting").mkdir(parents=True)

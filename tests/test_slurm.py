@@ -42,7 +42,9 @@ def states(node: Node) -> list[str]:
     return node.output("squeue", "--noheader", "--format=%P %T").splitlines()
 
 
-@pytest.mark.slow("a cluster that has to start, and four trainings; make test has the job that Slurm gets")
+@pytest.mark.nightly(
+    "a cluster, four trainings, three of them stopped or killed: five minutes; make test-ci has a sweep there"
+)
 def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> None:
     """Ctrl-C leaves the jobs, and the same command waits for them. Both are preempted, and then one loses its node:
     Slurm queues them again, and they go on from their checkpoints.
@@ -162,7 +164,7 @@ def test_a_job_whose_work_copy_is_removed_is_ended_with_it(stand_in: Path, tmp_p
     assert not (stand_in / "runs").exists()
 
 
-@pytest.mark.slow("a cluster that has to start, and a whole pipeline; make test has the job that Slurm gets")
+@pytest.mark.nightly("a cluster, and a whole pipeline: two minutes; make test-ci has a sweep there")
 def test_verify_on_slurm_compares_every_byte(finished: Path, tmp_path: Path) -> None:
     """What is committed is repeated on a node. Wrong weights differ there, too. The work copy is removed."""
     project = tmp_path / "project"

@@ -158,7 +158,9 @@ def test_the_best_by_validation_is_tested_and_no_other(pair: Path) -> None:
     assert [line.split()[0] for line in lines if line.count(" (0.") == 2] == [best.split("/")[-1]]
 
 
-@pytest.mark.slow("two starts of a sweep that are killed, and two more; make test has the runner and the search")
+@pytest.mark.nightly(
+    "two starts of a sweep that are killed, and two more; make test-ci kills a study, which has the same runner"
+)
 def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) -> None:
     """At drawn moments, always with two trials at a time. Before the command is killed (KILL), the first start loses a
     training; test_folds.py kills a DVC. The second one is killed when some trials have finished: they do not run again.
@@ -232,7 +234,7 @@ def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path
     assert stages == {"export", "card", "report"}
 
 
-@pytest.mark.slow("a sweep with other weights; make test has the hashes of weights")
+@pytest.mark.nightly("a sweep with other weights; make test has the hashes of weights")
 def test_trials_start_from_weights_in_no_commit(reference: Path, tmp_path: Path) -> None:
     """The user's own file, here a trained model of another sweep. The search is one that learns."""
     trials = experiments(reference)

@@ -20,6 +20,7 @@ from pipeline.models import exported, network, pretrained, timm_models
 from tests.conftest import on_cpu, read_params
 from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
+FURTHER = pytest.mark.nightly("the same for larger models; make test-ci has the smallest one")
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
 
 
@@ -73,7 +74,12 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
 
 
 @pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
-@pytest.mark.parametrize(("model", "side"), [*zip(MODELS, (32, 32, 224), strict=True)])
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [
+        pytest.param(MODELS[0], 32, marks=FURTHER), (MODELS[1], 32), pytest.param(MODELS[2], 224, marks=FURTHER),
+    ],
+)  # fmt: skip
 def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: str, side: int) -> None:
     """Two runs of one model write the same bytes, though one was stopped. What was exported predicts as validation."""
     lines: dict[str, Any] = {

@@ -278,7 +278,7 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     assert f"data/archives/{sha256}" not in done.stderr
 
 
-@pytest.mark.slow("two whole pipelines under DVC; make test confirms a dvc.lock without an inbox")
+@pytest.mark.nightly("two whole pipelines under DVC; make test confirms a dvc.lock without an inbox")
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
 
