@@ -233,17 +233,19 @@ def test_a_run_does_what_was_said(folder: Path) -> None:
 
 
 def test_the_time_of_a_stage_that_failed_is_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC's records of stages: one that ends is noted beside the earlier ones, one that fails is not."""
+    """DVC's records of stages: one that ends is noted beside the earlier ones, also after a warning, which is written
+    once. One that fails is not noted."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dvc/tmp").mkdir(parents=True)
     (tmp_path / quiet.SECONDS).write_text('{"weights": 3}')
     sieve = quiet.Sieve(io.StringIO())
 
-    def record(level: int, text: str, *arguments: str) -> None:
-        sieve(logging.LogRecord("dvc", level, "", 0, text, arguments, None))
+    def record(level: int, text: str, *arguments: object) -> bool:
+        return sieve(logging.LogRecord("dvc", level, "", 0, text, arguments, None))
 
     record(logging.INFO, quiet.RUNS, "split")
+    assert [record(logging.WARNING, "'%s' is empty.", "data/split.csv") for _ in range(2)] == [True, False]
     record(logging.INFO, quiet.RUNS, "prepare")
-    record(logging.WARNING, "failed")
+    record(logging.WARNING, "%s%s", OSError("failed to reproduce 'prepare'"), "")
     record(logging.INFO, quiet.RUNS, "train")
     assert quiet.read_seconds().keys() == {"weights", "split"}

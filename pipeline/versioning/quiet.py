@@ -46,6 +46,7 @@ class Sieve:
     stage: str = ""  # the one that ran last
     start: float = 0.0  # its time; 0 after its end
     cause: BaseException | None = None  # why DVC fails: see first_cause
+    warnings: set[str] = field(default_factory=set)  # of DVC; each is written once
 
     def __call__(self, record: logging.LogRecord) -> bool:
         """Whether a record is written where DVC writes it: to `ordinary`, or to stderr."""
@@ -58,10 +59,14 @@ class Sieve:
                 self.stage, self.start = str(next(iter(record.args))), time.monotonic()
                 self.show_skipped()
             return True
-        self.start = 0.0  # with --keep-going, DVC warns of a stage that failed
         self.show_skipped()
         if record.levelno < logging.ERROR:
-            return True
+            if any(isinstance(argument, Exception) for argument in record.args or ()):
+                self.start = 0.0  # with --keep-going, DVC warns of a stage that failed
+            is_new = (text := record.getMessage()) not in self.warnings
+            self.warnings.add(text)  # an empty output is warned of by each stage that reads it
+            return is_new
+        self.start = 0.0
         self.cause = first_cause(record.exc_info[1] if record.exc_info else None)
         if self.is_told_by_stage() or isinstance(self.cause, KeyboardInterrupt):
             return False
