@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.base import files, schema, threads
+from pipeline.base import schema, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import images
 from pipeline.data.originals import Originals
 from pipeline.data.packed import Packed
+from pipeline.evaluation import prediction_table
 from pipeline.loader import center
 from pipeline.models.exported import ExportedModel, with_normalization
 from pipeline.models.onnx_export import REMEDY
@@ -46,10 +47,10 @@ class Predictions:
 
 def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
     """The content of predictions.csv. Raises UserError if it is damaged."""
-    with schema.reading(path, schema.checkout(path), KeyError):
-        rows = files.read_csv(path)
-        probabilities = np.array([[float(row[f"p_{name}"]) for name in classes] for row in rows])
-        return Predictions(tuple(row["path"] for row in rows), tuple(row["label"] for row in rows), probabilities)
+    with schema.reading(path, schema.checkout(path)):
+        rows = list(prediction_table.read(path, classes))
+        probabilities = np.array([row.probabilities for row in rows]).reshape(len(rows), len(classes))
+        return Predictions(tuple(row.path for row in rows), tuple(row.label for row in rows), probabilities)
 
 
 def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], batch_size: int) -> NDArray[np.float64]:

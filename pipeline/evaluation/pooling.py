@@ -5,7 +5,6 @@ of the number of images: another seed adds no image. The confusion matrix has on
 its probabilities.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 
 from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.evaluation import metrics
+from pipeline.evaluation import metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
+from pipeline.evaluation.prediction_table import Prediction
 
 RUN_AGAIN = "run the folds again (perennial folds)"
 MIN_PROBABILITY = 5e-324  # the smallest float above 0; a probability of 0 in the table is a smaller number
@@ -94,9 +94,9 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> F
     folds, tests = np.zeros((2, len(seeds), len(paths)), np.int64)  # tests: how often an image was tested
     for (seed, fold), table in tables.items():
         k = seeds.index(seed)
-        for path, row_probabilities in _rows(table, classes, labels):
-            row = row_of[path]
-            probabilities[k, row], folds[k, row] = row_probabilities, fold
+        for prediction in _rows(table, classes, labels):
+            row = row_of[prediction.path]
+            probabilities[k, row], folds[k, row] = prediction.probabilities, fold
             tests[k, row] += 1
     is_wrong = ((tests != 1) | (folds != folds[0])).any(0)
     if is_wrong.any():
@@ -138,22 +138,20 @@ def spread(accuracies: Sequence[float]) -> Spread:
 def table(predictions: FoldPredictions) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Header and rows of a table with one answer per image: predictions.csv with a column for the fold."""
     probabilities = predictions.probabilities
-    header = ("path", "fold", "label", "prediction", *(f"p_{name}" for name in predictions.classes))
+    path_column, *others = prediction_table.columns(predictions.classes)
+    header = (path_column, "fold", *others)
     folds, best_classes = predictions.folds.tolist(), probabilities.argmax(1)
-    columns = zip(predictions.paths, folds, predictions.labels, best_classes, probabilities.tolist(), strict=True)
+    answers = zip(predictions.paths, folds, predictions.labels, best_classes, probabilities.tolist(), strict=True)
     return header, [
         (path, fold, predictions.classes[label], predictions.classes[best_class], *image_probabilities)
-        for path, fold, label, best_class, image_probabilities in columns
+        for path, fold, label, best_class, image_probabilities in answers
     ]
 
 
-def _rows(table: Path, classes: Sequence[str], labels: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Path and probabilities of each image in a table, row by row: a large one does not fit in memory."""
-    with schema.reading(table, RUN_AGAIN), table.open(encoding="utf-8", newline="") as lines:
-        rows = csv.reader(lines, strict=True)
-        if next(rows, None) != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
-            raise ValueError("its columns are not those of the classes of the split")
-        for path, label, _, *cells in rows:
-            if labels.get(path) != label:
-                raise ValueError(f"{path} is not of class {label} in the split")
-            yield path, np.array(cells, np.float64).reshape(len(classes))
+def _rows(table: Path, classes: Sequence[str], labels: Mapping[str, str]) -> Iterator[Prediction]:
+    """The rows of a table, whose classes are those of the split."""
+    with schema.reading(table, RUN_AGAIN):
+        for row in prediction_table.read(table, classes):
+            if labels.get(row.path) != row.label:
+                raise ValueError(f"{row.path} is not of class {row.label} in the split")
+            yield row

@@ -1,7 +1,6 @@
 """The results of training and evaluation, from the folder of metrics: curves, answers for test images, figures."""
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import files, schema
-from pipeline.evaluation import figures, metrics
+from pipeline.evaluation import figures, metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
 
 
@@ -67,21 +66,15 @@ def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
 
 
 def _answers(path: Path, classes: Sequence[str]) -> list[Answer]:
-    with schema.reading(path, schema.checkout(path), KeyError, IndexError):
-        with path.open(encoding="utf-8", newline="") as lines:
-            answers = list(_parse_answers(csv.reader(lines, strict=True), classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    with schema.reading(path, schema.checkout(path), KeyError):
+        answers = [
+            make_answer(row.path, numbers[row.label], numbers[row.prediction], row.probabilities)
+            for row in prediction_table.read(path, classes)
+        ]
         if not answers:
             raise ValueError("no test image in it")
         return answers
-
-
-def _parse_answers(lines: Iterator[list[str]], classes: Sequence[str]) -> Iterator[Answer]:
-    """The answers, row by row: with many classes, the table takes far more memory than they do."""
-    header, numbers = next(lines, []), {name: number for number, name in enumerate(classes)}
-    if header != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
-        raise ValueError("its columns are not those of the model's classes")
-    for path, label, prediction, *probabilities in lines:
-        yield make_answer(path, numbers[label], numbers[prediction], list(map(float, probabilities)))
 
 
 def _bins(path: Path) -> list[tuple[float, float, int, float]]:

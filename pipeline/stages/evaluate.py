@@ -28,9 +28,10 @@ from pipeline.data.layout import display_width, pad
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous
 from pipeline.engine.world import World
-from pipeline.evaluation import figures, inference, metrics
+from pipeline.evaluation import figures, inference, metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import ClassFigures
+from pipeline.evaluation.prediction_table import Prediction
 from pipeline.loader import storage
 from pipeline.models import acceptance, exported
 from pipeline.models.exported import ExportedModel
@@ -67,14 +68,9 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDAr
         ("low", "high", "count", "confidence", "accuracy"),
         map(astuple, metrics.calibration(log_probs, labels)),
     )
-    files.write_csv(
-        folder / figures.PREDICTIONS,
-        ("path", "label", "prediction", *(f"p_{name}" for name in classes)),
-        (
-            (data.paths[row], *pair, *probabilities)
-            for row, pair, probabilities in zip(rows, pairs, np.exp(log_probs).tolist(), strict=True)
-        ),
-    )
+    answers = zip(rows, pairs, np.exp(log_probs).tolist(), strict=True)
+    predictions = (Prediction(data.paths[row], *pair, probabilities) for row, pair, probabilities in answers)
+    prediction_table.write(folder / figures.PREDICTIONS, classes, predictions)
     return table(test_figures, by_class)
 
 
