@@ -75,7 +75,9 @@ sys.exit(run.returncode)
 """
 
 
-@pytest.mark.slow("a whole training, and jobs that make its data again; make test has checkpoint_copy alone")
+@pytest.mark.nightly(
+    "a whole training in three jobs; make test-ci moves a run to another machine by the copy of its checkpoint"
+)
 def test_a_training_goes_on_in_the_next_job(tmp_path: Path) -> None:
     """Each job of the workflow has a new checkout. It ends early and asks for another one, until the training ends."""
     whole = create_project(tmp_path / "whole", **SMALL | LONG)

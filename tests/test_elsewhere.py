@@ -86,8 +86,7 @@ def test_the_first_result_is_the_same_bytes(project: Path) -> None:
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
-FURTHER = pytest.mark.nightly("the same with equal accuracies; make test-ci has lower ones")
-SEVERAL_SEEDS = pytest.mark.slow("trainings with several seeds; make test has the test of their accuracies")
+SEVERAL_SEEDS = pytest.mark.nightly("trainings with several seeds; make test has the test of their accuracies")
 
 
 def commit_changed_code(project: Path, old: str, new: str) -> None:
@@ -101,10 +100,7 @@ def commit_changed_code(project: Path, old: str, new: str) -> None:
 @SEVERAL_SEEDS
 @pytest.mark.parametrize(
     ("factor", "options", "status", "result"),
-    [
-        pytest.param("1.000001", ("--seeds", "2"), 0, "no significant difference", marks=FURTHER),
-        ("0", (), 3, "significantly lower"),
-    ],
+    [("1.000001", ("--seeds", "2"), 0, "no significant difference"), ("0", (), 3, "significantly lower")],
 )
 def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
     project: Path, factor: str, options: tuple[str, ...], status: int, result: str
@@ -123,7 +119,7 @@ def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
     assert "models/model.safetensors" in differing
 
 
-@pytest.mark.slow("trainings with several seeds, killed; make test has the file that they write")
+@pytest.mark.nightly("trainings with several seeds, killed; make test has the file that they write")
 def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(project: Path) -> None:
     """Killed after a seed, while two train, it goes on with the others. The file has the same bytes as before."""
     before = (project / "metrics/seeds.json").read_bytes()

@@ -139,7 +139,7 @@ def test_the_time_is_measured_on_the_cores_of_one_training(
     assert estimate.time_in_words(1200.0) in capsys.readouterr().out
 
 
-@pytest.mark.slow("a study of one more fold")
+@pytest.mark.nightly("a study of one more fold; make test-ci has two, and a study that is killed")
 def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None:
     """From a folder with other params, the record of the study gives the same bytes again, and says so. The page has
     the command.

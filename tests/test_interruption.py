@@ -80,6 +80,7 @@ def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FOUR_SIGNALS = ("TERM", "INT", "USR1", "KILL")
+OTHERS = pytest.mark.nightly("the same with other signals; make test-ci has each of them with torchrun")
 FURTHER = pytest.mark.slow("further trainings of two processes; make test kills one, stops a launcher, and goes on")
 
 
@@ -87,7 +88,7 @@ FURTHER = pytest.mark.slow("further trainings of two processes; make test kills 
     ("launcher", "strikes"),
     [
         pytest.param("spawn", [("rank 1", "KILL"), ("launcher", "TERM")], id="spawn"),
-        pytest.param("spawn", [("rank 1", "TERM"), ("launcher", "KILL")], id="spawn-others", marks=FURTHER),
+        pytest.param("spawn", [("rank 1", "TERM"), ("launcher", "KILL")], id="spawn-others", marks=OTHERS),
         pytest.param(
             "torchrun", [*itertools.product(["rank 1"], FOUR_SIGNALS), ("rank 0", "KILL")],
             id="torchrun-ranks", marks=FURTHER,

@@ -70,19 +70,11 @@ open("out", "w").write("out")
 AGAIN = pytest.mark.slow("starts DVC two to four times for the same with another word; make test has the first")
 
 
-@pytest.mark.parametrize(
-    "trials",
-    [
-        pytest.param(
-            2, marks=pytest.mark.slow("a minute; make test kills stages, processes and launchers without DVC")
-        ),
-        pytest.param(5, marks=pytest.mark.nightly("four minutes; make test-ci has two signals")),
-    ],
-)
-def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock(trials: int) -> None:
-    """Signals at moments of train: no process stays, no false record, the usual dvc.lock."""
-    done = list(kill_sweep.sweep(trials, seed=4))
-    assert len(done) == trials
+@pytest.mark.nightly("four minutes; make test-ci kills each stage, processes, launchers, and a study under DVC")
+def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
+    """Five signals at five moments of train: no process stays, no false record, the usual dvc.lock."""
+    done = list(kill_sweep.sweep(5, seed=4))
+    assert len(done) == 5
     assert not [trial for trial in done if trial.orphans or trial.false_record or not trial.same]
 
 

@@ -67,7 +67,7 @@ def add_photo(photos: Path, inbox: Path) -> str:
     return "poppy/new.png"
 
 
-@pytest.mark.slow("two whole pipelines under DVC; make test splits a photo more, and repeats nothing that is done")
+@pytest.mark.nightly("two whole pipelines under DVC; make test splits a photo more, and repeats nothing that is done")
 def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path, tmp_path: Path) -> None:
     """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves. Then
     `perennial repro` says which class got it, and the accuracy before; without a new photo it says neither.

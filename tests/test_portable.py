@@ -35,9 +35,7 @@ QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 HASWELL, ROME = ((str(QEMU), "-cpu", cpu) for cpu in ("Haswell", "EPYC-Rome"))
 EMULATED = pytest.mark.slow("QEMU emulates a CPU, for a minute; make test refuses what cannot be portable")
-FOR_MINUTES = pytest.mark.nightly(
-    "QEMU emulates a CPU, for minutes; make test-ci compares the operators, and random numbers"
-)
+FOR_MINUTES = pytest.mark.nightly("QEMU emulates a CPU, for minutes; make test-ci compares the operators")
 # QEMU 7.2 crashes now and then when a program has several threads, or computes for ever. A stage takes 25 s of CPU.
 ATTEMPTS, CPU_SECONDS = 10, 250
 SMALL: dict[str, Any] = {
@@ -196,7 +194,7 @@ def trace(computer: Computer, project: Path, folder: Path, **changes: Any) -> Tr
     return schema.json_of(folder / "trace.json", Trace, "-")
 
 
-@EMULATED
+@pytest.mark.nightly("QEMU emulates a CPU, for a minute; make test-ci compares the operators")
 @needs_qemu
 def test_random_numbers_are_the_same_before_they_are_rounded(here: Computer, haswell: Computer, tmp_path: Path) -> None:
     """The draws of crops and mixing, without the rounding that would hide a difference in the last bit."""

@@ -222,7 +222,7 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     assert [(row["rank"], row["trial"], row["state"]) for row in rows(folder)] == [("1", "2", ""), ("", "1", "failed")]
 
 
-@pytest.mark.slow("repro with export and report; make test has the sweep before it")
+@pytest.mark.nightly("repro with export and report; make test has the sweep before it")
 def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
     """Only the swept line of params.yaml changes. The stages weights, train and evaluate come from the run cache."""
     folder = shutil.copytree(reference, tmp_path / "project", symlinks=True)

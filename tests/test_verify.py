@@ -26,6 +26,7 @@ from tests.helpers.trainings import gone, wait_for
 
 SHARD = "data/packed/images-00000.bin"
 AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
+ANOTHER = pytest.mark.nightly("the same with another signal; make test-ci has SIGTERM")
 ONE_STAGE = pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
 LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
@@ -248,7 +249,7 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     assert not (clone / "dvc.lock").exists()
 
 
-@pytest.mark.slow("a whole pipeline under DVC; make test repeats one for a true dvc.lock")
+@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats one stage for a false hash")
 def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
     """That output alone differs."""
     write_another_hash(clone / record.DEMO / dvc_lock.LOCK)
@@ -260,7 +261,7 @@ def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
     assert done.stdout.endswith("\nverify: differs: models/model.json\n")
 
 
-@pytest.mark.slow("a whole pipeline under DVC; make test repeats one from drawn images")
+@pytest.mark.nightly("a whole pipeline under DVC; make test repeats one from drawn images")
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     """The work copy uses the archives of this folder, so download runs without a network."""
     (project / "data/archives").mkdir()
@@ -318,7 +319,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
 
 
 @pytest.mark.slow("two trainings that verify starts; make test stops trainings without it, and confirms a dvc.lock")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=ANOTHER)], ids=lambda n: n.name)
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""
     temporary = project.parent / "temporary"

@@ -133,7 +133,7 @@ def test_what_is_not_as_recorded_is_named(
     assert {difference for difference in differences() if difference[1] != "stage"} == expected
 
 
-@pytest.mark.slow("a whole pipeline; make test reads its outputs from the cache, and runs the stages under DVC")
+@pytest.mark.nightly("a whole pipeline; make test reads its outputs from the cache, and runs the stages under DVC")
 @pytest.mark.usefixtures("folder")
 def test_the_commands_of_the_stages_repeat_the_run() -> None:
     """The stages run alone, in the order of what they read and write, and write every output with the recorded hash.
