@@ -1,8 +1,6 @@
 """`perennial plan`: what it says of each stage, compared with dvc.lock, with edits, and with what a run really does."""
 
-import io
 import json
-import logging
 import re
 import shutil
 import sys
@@ -230,22 +228,3 @@ def test_a_run_does_what_was_said(folder: Path) -> None:
         for stage in STAGES:  # a stage that may run has run, came from the cache, or stayed
             assert before.get(stage, "unchanged") in (after.get(stage, "unchanged"), "maybe"), stage
         assert states(predict()) == {}
-
-
-def test_the_time_of_a_stage_that_failed_is_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC's records of stages: one that ends is noted beside the earlier ones, also after a warning, which is written
-    once. One that fails is not noted."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".dvc/tmp").mkdir(parents=True)
-    (tmp_path / quiet.SECONDS).write_text('{"weights": 3}')
-    sieve = quiet.Sieve(io.StringIO())
-
-    def record(level: int, text: str, *arguments: object) -> bool:
-        return sieve(logging.LogRecord("dvc", level, "", 0, text, arguments, None))
-
-    record(logging.INFO, quiet.RUNS, "split")
-    assert [record(logging.WARNING, "'%s' is empty.", "data/split.csv") for _ in range(2)] == [True, False]
-    record(logging.INFO, quiet.RUNS, "prepare")
-    record(logging.WARNING, "%s%s", OSError("failed to reproduce 'prepare'"), "")
-    record(logging.INFO, quiet.RUNS, "train")
-    assert quiet.read_seconds().keys() == {"weights", "split"}

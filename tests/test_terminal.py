@@ -1,5 +1,6 @@
 """What a person sees on a terminal: the stages without DVC's own lines, bars, and the completion of words."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from benchmarks.harness import workspace
 from pipeline.__main__ import main
 from pipeline.command_line import COMMANDS, COMPLETION
-from pipeline.versioning import killed_dvc
+from pipeline.versioning import killed_dvc, quiet
 from tests.conftest import PROJECT
 from tests.helpers.terminals import on_terminal
 from tests.helpers.trainings import small_world
@@ -84,6 +85,18 @@ def test_a_stage_that_refuses_has_the_last_line(project: Path) -> None:
     status, stdout, (line,) = repro(project)
     assert (status, stdout) == (255, ["repro: unchanged: one", begins[1]])
     assert line.startswith("repro: two: ended by SIGKILL; ")
+
+
+def test_the_time_of_a_stage_that_failed_is_not_noted(project: Path) -> None:
+    """With --keep-going. DVC also warns of an empty file: once, and its writer is noted. The last stage need not be."""
+    with (project / "dvc.yaml").open("a") as stages:
+        stages.write("  writer: {cmd: true > empty, outs: [empty]}\n")
+        stages.write("  reader: {cmd: echo read > read, deps: [empty], outs: [read]}\n")
+    (project / "params.yaml").write_text("end: 7\n")
+    _, _, stderr = repro(project, "--keep-going")
+    assert "two: end: 7; allowed: 0" in stderr
+    assert len([line for line in stderr if line.startswith("WARNING:") and "empty" in line]) == 1
+    assert json.loads((project / quiet.SECONDS).read_bytes()).keys() - {"reader"} == {"one", "writer"}
 
 
 @pytest.mark.parametrize(("break_it", "word"), [("stages: 1\n", "dvc.yaml"), ("", "nothing")])
