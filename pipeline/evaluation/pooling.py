@@ -7,7 +7,7 @@ its probabilities.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation import metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.evaluation.prediction_table import Prediction
 
 RUN_AGAIN = "run the folds again (perennial folds)"
 MIN_PROBABILITY = 5e-324  # the smallest float above 0; a probability of 0 in the table is a smaller number
@@ -94,10 +93,13 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> F
     folds, tests = np.zeros((2, len(seeds), len(paths)), np.int64)  # tests: how often an image was tested
     for (seed, fold), table in tables.items():
         k = seeds.index(seed)
-        for prediction in _rows(table, classes, labels):
-            row = row_of[prediction.path]
-            probabilities[k, row], folds[k, row] = prediction.probabilities, fold
-            tests[k, row] += 1
+        with schema.reading(table, RUN_AGAIN):
+            for path, label, _, of_classes in prediction_table.read(table, classes):
+                if labels.get(path) != label:
+                    raise ValueError(f"{path} is not of class {label} in the split")
+                row = row_of[path]
+                probabilities[k, row], folds[k, row] = of_classes, fold
+                tests[k, row] += 1
     is_wrong = ((tests != 1) | (folds != folds[0])).any(0)
     if is_wrong.any():
         value = "not a test image of one fold, the same with each seed"
@@ -146,12 +148,3 @@ def table(predictions: FoldPredictions) -> tuple[tuple[str, ...], list[tuple[obj
         (path, fold, predictions.classes[label], predictions.classes[best_class], *image_probabilities)
         for path, fold, label, best_class, image_probabilities in answers
     ]
-
-
-def _rows(table: Path, classes: Sequence[str], labels: Mapping[str, str]) -> Iterator[Prediction]:
-    """The rows of a table, whose classes are those of the split."""
-    with schema.reading(table, RUN_AGAIN):
-        for row in prediction_table.read(table, classes):
-            if labels.get(row.path) != row.label:
-                raise ValueError(f"{row.path} is not of class {row.label} in the split")
-            yield row
