@@ -67,15 +67,15 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this for each change. It has every promise, each on one case or two.
-test-ci: export BUILDS := 1
+test-ci: export SHORT := yes
 test-ci: test-packages test-code image-test  ## what CI runs: make test, every promise with real processes, the container
 
 test-code: lint  ## the same without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not nightly"
 
-# Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and a second build of
-# the image. CI runs it each night.
-test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters; the image twice
+# Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and the whole test of
+# the container. CI runs it each night.
+test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters, the whole test of the container
 	@python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
 	@docker/image_test.sh
 
