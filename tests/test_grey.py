@@ -75,6 +75,16 @@ def test_every_choice_is_its_formula(values: list[int], choice: Grey) -> None:
     assert table[values].tolist() == scale(values, low, high)
 
 
+@given(st.integers(200, 1000), st.integers(0, 2**32 - 1))
+def test_percentile_leaves_out_one_percent_at_each_end(number: int, seed: int) -> None:
+    """Of many values, fewer than 1 % are darker than the range, and no more than 1 % are lighter."""
+    values = np.random.default_rng(seed).integers(0, 65536, number)
+    low = min(value for value in values.tolist() if 100 * (values <= value).sum() >= number)
+    high = max(value for value in values.tolist() if 100 * (values >= value).sum() > number)
+    table = grey.lookup_table(grey.count_values(values), "percentile")
+    assert table[values].tolist() == scale(values.tolist(), low, high)
+
+
 @pytest.mark.parametrize(("options", "value"), [({}, 117), ({"transparency": 30000}, 255)])
 def test_an_image_of_one_value_has_the_full_scale(tmp_path: Path, options: dict[str, int], value: int) -> None:
     """It has no range of its own, also if it is transparent as a whole."""
