@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import params, resolution, validity
+from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.planning import presets
 from pipeline.planning.presets import NAMES
@@ -98,11 +98,3 @@ def test_one_gpu_has_graphs_unless_something_refuses_them() -> None:
     assert with_graphs(replace(one, compiler=False)) == {"quick", "good", "best", "fast", "modern"}
     assert with_graphs(several) == {"fast"}  # on one of them
     assert with_graphs(MACHINES["many cores"]) <= {"modern", "fast"}  # which need a GPU
-
-
-def test_fast_begins_with_small_images() -> None:
-    """A third of its 30 epochs at 96, at 128 and at 160 pixels, on one GPU; no other preset does so."""
-    config = params.parse(raw_with(presets.changes("fast", MACHINES["eight GPUs with Apex"], 2_936)))
-    assert resolution.sides(config.train) == [96, 128, 160]
-    assert (config.train.epochs, config.run.processes) == (30, 1)
-    assert [name for name in NAMES if presets.changes(name, MACHINES["one GPU"], 3_000)["train.crop_from"]] == ["fast"]
