@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ elif what == "dies":  # and its child, which saves, does not
 elif what == "fails":
     wait_for((top / "long/runs").exists)
     sys.exit("first\\n\\nlast")
+elif what == "epochs":
+    print("epoch 2/9: loss 1.5\\nepoch 3/9: loss 1.2\\nsomething else\\nepoch 4/", end="", flush=True)
+    wait_for((top / "may go on").exists)
+    print("9: loss 1.1", flush=True)
 elif what == "full":
     sys.exit(OSError(28, os.strerror(28)))
 """
@@ -69,6 +74,7 @@ from pipeline.reruns import runner
 from pipeline.reruns.runner import Job, Slot
 places = [Slot(frozenset(cores), tuple(gpus)) for cores, gpus in json.loads(sys.argv[1])]
 jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])]
+runner.MESSAGE_SECONDS = 0
 runner.stop_on_signals("run again to go on")
 def work():
     print([(end.job.name, [(fault.key, fault.kind) for fault in end.failures]) for end in runner.run_all(
@@ -197,26 +203,20 @@ def test_a_disk_without_room_for_a_log_is_full(tmp_path: Path, monkeypatch: pyte
     assert os.strerror(errno.ENOSPC) in runner.DISK_FULL
 
 
-def test_the_newest_line_of_progress_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_line_of_progress_is_printed(tmp_path: Path) -> None:
     """With the name of the job; not the lines of the start before, no line that is not complete, each line once."""
-    monkeypatch.setattr(runner, "MESSAGE_SECONDS", 0.0)
-    log = tmp_path / runner.LOG
-    log.write_text("epoch 1/9: of the start before\n")
-    job, read = Job("seed 0, fold 1", tmp_path, ()), len(log.read_text())
-    running = runner._Run(job, Slot(frozenset(), ()), None, read, read)  # type: ignore[arg-type]
-    runner._show_progress(running, "folds")
-    assert capsys.readouterr().out == ""
-    with log.open("a") as more:
-        more.write("epoch 2/9: loss 1.5\nepoch 3/9: loss 1.2\nsomething else\nepoch 4/")
-    runner._show_progress(running, "folds")
-    runner._show_progress(running, "folds")
-    assert capsys.readouterr().out == "folds: seed 0, fold 1: epoch 3/9: loss 1.2\n"
-    with log.open("a") as more:
-        more.write("9: loss 1.1\n")
-    runner._show_progress(running, "folds")
-    assert capsys.readouterr().out == "folds: seed 0, fold 1: epoch 4/9: loss 1.1\n"
+    name = "seed 0, fold 1"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / runner.LOG).write_text("epoch 1/9: of the start before\n")
+    with start(tmp_path, {name: "epochs"}, until="all") as process:
+        assert process.stdout
+        first = process.stdout.readline()
+        time.sleep(3 * runner.POLL_SECONDS)  # in which nothing new is complete
+        (tmp_path / "may go on").touch()
+        second, third = process.stdout.readlines()[:2]
+    assert first == f"test: {name}: epoch 3/9: loss 1.2\n"
+    assert second == f"test: {name}: epoch 4/9: loss 1.1\n"
+    assert third.startswith(f"test: {name}: done")
 
 
 # ---- what each may use
