@@ -61,22 +61,27 @@ $(READY_TESTS): requirements/test.txt $(READY)
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline demo
 
+# The tests keep all cores busy. There, OpenMP's threads must sleep while they wait for each other: a training step with
+# two threads beside two busy programs took 0.5 to 0.6 s instead of 0.9. On idle cores sleeping costs time, so runs of
+# the pipeline itself do not set it (docs/performance.md).
+PYTEST := OMP_WAIT_POLICY=passive python -m pytest -n auto --dist worksteal
+
 # Four rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), nightly, or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
 test: lint  ## lint, types, every unit test, one test of each kind of real process
-	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
+	@$(PYTEST) -m "not gpu and not slow"
 
 # Second: continuous integration runs this for each change. It has every promise, each on one case or two.
 test-ci: export SHORT := yes
 test-ci: test-packages test-code image-test  ## what CI runs: make test, every promise with real processes, the container
 
 test-code: lint  ## the same without the container
-	@python -m pytest -n auto --dist worksteal -m "not gpu and not nightly"
+	@$(PYTEST) -m "not gpu and not nightly"
 
 # Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and the whole test of
 # the container. CI runs it each night.
 test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters, the whole test of the container
-	@python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
+	@$(PYTEST) -m "nightly and not gpu"
 	@docker/image_test.sh
 
 # In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, Chromium, in
