@@ -42,11 +42,11 @@ def test_a_draw_is_inside_its_range(pair: tuple[float, float], scale: str, seed:
 @given(some.integers(0, 2**32 - 1), some.integers(2, 20), some.integers(2, 20))
 @settings(max_examples=20)
 def test_trial_k_is_the_same_for_every_number_of_trials(seed: int, few: int, many: int) -> None:
-    """All differ from one another, and the first has the present settings."""
-    sweep = replace(SWEEP, seed=seed)
-    trials = search.random(sweep, PRESENT, few + many)
-    assert trials[:few] == search.random(sweep, PRESENT, few)
-    assert trials[0] == Trial(1, PRESENT)
+    """All differ from one another, although draws repeat, and the first has the present settings."""
+    sweep, present = Sweep("s", "random", 2, seed, {EPOCHS: Range.model_validate({"from": 1, "to": 60})}), {EPOCHS: 3}
+    trials = search.random(sweep, present, few + many)
+    assert trials[:few] == search.random(sweep, present, few)
+    assert trials[0] == Trial(1, present)
     assert len({repr(trial.values) for trial in trials}) == few + many
 
 
