@@ -1,11 +1,13 @@
 """Images per second of our training, over the same training step with one batch that stays on the device.
 
     python -m benchmarks ceiling --device cuda
+    python -m benchmarks ceiling --device cuda --rows "resnet50 256 bf16 channels_last graphs"      other cases
 
 1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
 the other. `host_ms` is the time of the host for one step: from an idle device until all its work is issued. On a GPU,
-two processes that take turns also measure the cost of `train.deterministic: true`. The last rows are those of
-`planning`, on this machine.
+two processes that take turns also measure the cost of `train.deterministic: true`; with --rows, those whose names end
+with `not deterministic`. `of_bound`: the least time of the step (`harness/bound.py`) over the time of ours. The last
+rows are those of `planning`, on this machine.
 """
 
 import gc
@@ -14,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from benchmarks.speed import planning
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 
@@ -61,12 +65,31 @@ PRESETS = {
 }
 
 
+OPTIONS: dict[str, Case] = {"channels_last": FAST, "graphs": GRAPHS, "compiled": {"compile": True}}
+
+
 def title(case: Case) -> str:
     """A case's name in the report."""
-    options = {"channels_last": "memory_format" in case, "graphs": "cuda_graphs" in case, "compiled": "compile" in case}
-    return " ".join(
-        [case["model"], str(case["batch_size"]), case["precision"], *(o for o, on in options.items() if on)]
-    )
+    options = [name for name, setting in OPTIONS.items() if setting.items() <= case.items()]
+    return " ".join([case["model"], str(case["batch_size"]), case["precision"], *options])
+
+
+def parse(title: str) -> Case:
+    """The case of a name: model, batch, precision, any of OPTIONS, and perhaps the side of the crops in pixels.
+
+    Raises UserError for another word.
+    """
+    model, batch, precision, *others = title.split()
+    settings: Case = {}
+    for word in others:
+        if word in OPTIONS:
+            settings |= OPTIONS[word]
+        elif word.isdigit():
+            settings["crop"] = int(word)
+        else:
+            allowed = f"{', '.join(OPTIONS)}, or a number of pixels"
+            raise UserError(Fault("--rows", word, "unknown", "no such option of a case", allowed))
+    return case(model, int(batch), precision, **settings)
 
 
 # ---------------------------------------------------------------- a process with one model
@@ -76,15 +99,23 @@ def worker(folder: str, device: str, deterministic: str) -> None:
     """Be a process. A turn takes steps of one case for some seconds: with our batches, then with one that stays."""
     import torch
 
+    from benchmarks.harness import bound
     from benchmarks.speed import ours
 
     with ours.ready(Path(folder), device=device, deterministic=deterministic == "True") as ready:
         streams: dict[str, Iterator[Any]] = {}
         known: list[Any] = []
+        work: list[bound.Work] = []
+        name = torch.cuda.get_device_name() if device == "cuda" else ""
 
         def wait() -> None:
             if device == "cuda":
                 torch.cuda.synchronize()
+
+        def eager_step(settings: Case, batch: Any) -> None:
+            """A step whose operators can be seen: neither compiled nor recorded."""
+            eager = ready.having(**{**settings, "compile": False, "cuda_graphs": False})
+            next(ours.Trainer.of(eager).steps(ours.resident(batch)))
 
         def begin(settings: Case) -> None:
             streams.clear()
@@ -92,9 +123,10 @@ def worker(folder: str, device: str, deterministic: str) -> None:
             if device == "cuda":
                 torch.cuda.empty_cache()
             other = ready.having(**settings)
-            trainer = ours.Trainer.of(other)
             batches = other.batches()
             batch = next(batches)
+            work[:] = [bound.work(partial(eager_step, settings, batch))]
+            trainer = ours.Trainer.of(other)
             streams.update(ours=trainer.steps(batches), resident=trainer.steps(ours.resident(batch)))
             for stream in streams.values():  # the first steps choose algorithms, compile, and fill caches
                 deque(islice(stream, 3), maxlen=0)
@@ -109,14 +141,15 @@ def worker(folder: str, device: str, deterministic: str) -> None:
             wait()
             return (time.perf_counter() - began) / steps, issued
 
-        def turn(case: Case, seconds: float, number: int) -> Row:
+        def turn(case: Case, at_least: float, number: int) -> Row:
             if known != [case]:
                 begin(case)
                 known[:] = [case]
             one, host = measure(streams["ours"], 1)
-            steps = max(2, math.ceil(seconds / one))
+            steps = max(2, math.ceil(at_least / one))
             order = list(streams)[:: -1 if number % 2 else 1]  # what warms up or cools down affects both
-            return {**{name: measure(streams[name], steps)[0] for name in order}, "host": host}
+            seconds = {stream: measure(streams[stream], steps)[0] for stream in order}
+            return {**seconds, "host": host, **bound.facts(work[0], seconds["ours"], name, case["precision"] == "tf32")}
 
         measuring.serve(turn)
 
@@ -152,11 +185,11 @@ def measure(group: list[Case], preset: Preset, folder: Path, device: str, report
 def race(workers: list[Worker], one: Case, preset: Preset) -> list[list[Row]]:
     """The turns of each worker. The first turn builds the model and is not counted."""
     for worker in workers:
-        worker.ask(case=one, seconds=0.0, number=0)
+        worker.ask(case=one, at_least=0.0, number=0)
     turns: list[list[Row]] = [[] for _ in workers]
     for number in range(preset.turns):
         for worker, done in zip(workers, turns, strict=True):
-            done.append(worker.ask(case=one, seconds=preset.seconds, number=number))
+            done.append(worker.ask(case=one, at_least=preset.seconds, number=number))
     return turns
 
 
@@ -169,14 +202,22 @@ def row(one: Case, turns: list[Row]) -> Row:
         "share": middle["share"],
         "host_ms": 1e3 * middle["host"],
         "step_ms": 1e3 * middle["ours"],
+        **{name: middle[name] for name in ("bound_ms", "of_bound") if name in middle},
     }
 
 
 def main() -> None:
     parser = measuring.parser(__doc__, "ceiling")
     parser.add_argument("--without", default="no such row", help="leave out the rows whose names contain this")
+    parser.add_argument("--rows", nargs="+", help="other cases than those of the device, by name; see profile --help")
     options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]
+    if options.rows:
+        cases, both = (
+            tuple(parse(name.removesuffix(FREELY)) for name in options.rows if name.endswith(ending))
+            for ending in ("", FREELY)
+        )
+        preset = replace(preset, cases=cases, both=both)
     with workspace.temporary_folder("ceiling") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("ceiling", options, **photos.facts)

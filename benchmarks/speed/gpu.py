@@ -41,6 +41,7 @@ TESTS = {
 }
 BENCHMARKS = {
     "steps": ["steps"],
+    "profile": ["profile", "--limits", "0.9", "0.8", "0.7"],
     "ceiling": ["ceiling", "--without", "compiled"],
     "time_to_accuracy": ["time_to_accuracy"],
     "ways": ["ways"],
@@ -48,8 +49,9 @@ BENCHMARKS = {
     "compiled": ["ceiling"],
     "loader": ["loader"],
 }
-PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "peers", "compiled_tests",
-         "compiled", "loader")  # fmt: skip
+ON_NOISE = ("steps", "profile")  # they read no photos
+PARTS = ("collect", "bits", "steps", "profile", "ceiling", "time_to_accuracy", "tests", "ways", "peers",
+         "compiled_tests", "compiled", "loader")  # fmt: skip
 FIRST = ("collect", "bits")  # if one of them fails, the command stops
 DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
 APEX = ("amp_C", "apex_C", "syncbn")  # its extensions (docker/build_apex.py)
@@ -66,8 +68,8 @@ def command(part: str, options: argparse.Namespace) -> list[str]:
         select = DRY_TESTS if dry and part != "collect" else TESTS[part]
         # A warning of another version of a library ends no test of the pytest process. One in a rank fails its case.
         return [sys.executable, "-m", "pytest", "-W", "default", "tests/gpu", *report, *select]
-    archive = ["--archive", options.archive] if options.archive and part != "steps" else []
-    store = [] if part == "steps" else ["--store", f"{options.out}.store"]
+    archive = ["--archive", options.archive] if options.archive and part not in ON_NOISE else []
+    store = [] if part in ON_NOISE else ["--store", f"{options.out}.store"]
     start = [sys.executable, "-m", "benchmarks", *BENCHMARKS[part], "--device", options.device]
     return [*start, "--out", str(options.out), "--resume", *archive, *store, *(["--tiny"] if dry else [])]
 

@@ -39,7 +39,7 @@ class Preset:
     side: int  # of the drawn images
     packed_size: int
     turns: int
-    peers: tuple[str, ...]  # name and precision
+    peers: tuple[str, ...]  # name, precision, and `graphs` or `compiled`
     train: dict[str, Any]
 
 
@@ -49,7 +49,10 @@ PLAIN = {  # the others have no more than this
 SMALL = {**PLAIN, "model": "resnet18", "batch_size": 32, "crop": 64, "eval_crop": 64, "eval_resize": 64, "epochs": 3}
 LARGE = {**PLAIN, "model": "resnet34", "batch_size": 64, "crop": 224, "eval_crop": 224, "eval_resize": 256, "epochs": 4}
 ON_CPU = ("ours fp32", "tutorial fp32", "torchvision fp32", "timm fp32")
-ON_GPU = ("ours tf32", "tutorial tf32", "ours fp16", "torchvision fp16", "timm fp16")
+ON_GPU = (
+    "ours tf32", "tutorial tf32", "ours fp16", "torchvision fp16", "timm fp16", "ours bf16 graphs", "timm bf16",
+    "timm bf16 compiled",
+)  # fmt: skip
 PRESETS = {
     "cuda": Preset(1500, 320, 256, 2, ON_GPU, LARGE),
     "cpu": Preset(400, 320, 128, 2, ON_CPU, SMALL),
@@ -109,15 +112,20 @@ def train(name: str, folder: Path) -> Row:
 
     config, photos = params.load(folder / "params.yaml"), folder / "photos"
     settings = config.train
-    device, half = torch.device(settings.device), settings.precision == "fp16"
+    device, dtype = (
+        torch.device(settings.device),
+        {"fp16": torch.float16, "bf16": torch.bfloat16}.get(settings.precision),
+    )
     layout: Any = torch.channels_last if settings.memory_format == "channels_last" else torch.contiguous_format
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
     model = models.get_model(settings.model, num_classes=len([*(photos / "train").iterdir()]))
     model = model.to(device, memory_format=layout)
+    if settings.compile:
+        model.compile()
     decay, criterion = settings.weight_decay, torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), settings.lr, settings.momentum, weight_decay=decay)
-    scaler = torch.amp.GradScaler(device.type, enabled=half)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
     parts = {split: loader(name, config, photos, split) for split in ("train", "val")}
     read_every, ends = 50 if name == "timm" else 1, []  # steps between two readings of loss and accuracy
     for _ in range(settings.epochs):
@@ -126,7 +134,8 @@ def train(name: str, folder: Path) -> Row:
             for number, (images, labels) in enumerate(batches):
                 inputs = images.to(device, memory_format=layout, non_blocking=True)
                 targets = labels.to(device, non_blocking=True)
-                with torch.set_grad_enabled(model.training), torch.autocast(device.type, torch.float16, enabled=half):
+                autocast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+                with torch.set_grad_enabled(model.training), autocast:
                     logits = model(inputs)
                     loss = criterion(logits, targets)
                 if model.training:
@@ -152,9 +161,10 @@ def worker(name: str, folder: str) -> None:
 
 def run(folder: Path, peer: str) -> list[float]:
     """Train once: the seconds of each epoch except the first."""
-    name, precision = peer.split()
-    layout = "channels_last" if precision == "fp16" else "contiguous"
-    workspace.set_params(folder, {"train": {"precision": precision, "memory_format": layout}})
+    name, precision, *options = peer.split()
+    layout = "channels_last" if precision in ("fp16", "bf16") else "contiguous"
+    ways = {"cuda_graphs": "graphs" in options, "compile": "compiled" in options}
+    workspace.set_params(folder, {"train": {"precision": precision, "memory_format": layout, **ways}})
     if name != OURS:
         env = required_variables(params.load(folder / "params.yaml").train.threads, deterministic=False)
         with Worker("benchmarks.speed.peers", name, str(folder), env=env) as worker:
@@ -170,7 +180,7 @@ def compared(rows: Mapping[str, Row]) -> Row:
     once, times, epochs = sum(rows[f"{stage}, once"]["seconds"] for stage in ONCE), {}, {}
     for name, row in rows.items():
         if "epoch_s" in row and not name.startswith(OURS):
-            ours = rows[f"{OURS} {name.split()[1]}"]["epoch_s"]
+            ours = min(rows[own]["epoch_s"] for own in rows if own.startswith(f"{OURS} {name.split()[1]}"))
             times[name] = row["epoch_s"] / ours
             epochs[name] = measuring.less_from(once, ours, row["epoch_s"])
     return {"once_s": once, "times_as_long": times, "less_from_epoch": epochs}

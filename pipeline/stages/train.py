@@ -25,12 +25,13 @@ from pipeline.loader import sampler
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
 from pipeline.training import claim, monitor, results, schedule, trace
+from pipeline.training.chain import Digest
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
 from pipeline.training.readout import Readout
 from pipeline.training.resume import keep_state, resume, save_checkpoint
-from pipeline.training.state import STATE, Progress, export_weights, make_learner, microbatch_count
+from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
 
 
@@ -49,7 +50,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
     first_step, save_step, save_time = progress.step, progress.step, time.monotonic()
-    readout = Readout(world)
+    readout, digest = Readout(world), Digest(job.claim.check)
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Lookahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
@@ -66,8 +67,8 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
         remaining = stop.until_stop(until(ended_early, batches))
         begin = trace.unrecorded(job.claim, batches.begin)
         steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, begin)
-        last = job.claim.last_epoch
-        traced = range(*(sampler.steps(epochs, rows, settings.batch_size) for epochs in (last - 1, last)))
+        ends = (job.claim.last_epoch - 1, job.claim.last_epoch)
+        traced = range(*(sampler.steps(epochs, rows, settings.batch_size) for epochs in ends))
         for batch in trace.follow(job.claim, steps, learner, begin, first_step, traced):
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
@@ -81,16 +82,22 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
                 check_losses_finite(reading.broken_step, settings)
                 display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
-                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
-                job.claim.check(epoch, progress.history[-1][STATE])
+                predictions = end_epoch(
+                    job, learner, totals, progress, learning_rates[batch.step], readings[-1], digest
+                )
                 display.epoch(progress.history[-1], predictions)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
-            if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
+            keeps = epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0)
+            saves = is_over or any(reading.is_late and reading.step > save_step for reading in readings)
+            if keeps or saves:
+                digest.join()
+            if keeps:
                 keep_state(job, learner, totals, progress)
-            if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
+            if saves:
                 save_checkpoint(job, learner, totals, progress)
                 save_time, save_step = time.monotonic(), progress.step
         if progress.step < len(learning_rates) and not ended_early():
+            digest.join()
             save_checkpoint(job, learner, totals, progress)
             reason = stop.reason
             stop.finish()

@@ -13,6 +13,8 @@ from pipeline.config.params import APEX_LEVELS
 from pipeline.engine import loop
 from pipeline.engine.ema import Ema
 from pipeline.engine.world import World
+from pipeline.training import chain
+from pipeline.training.state import STATE, Progress
 from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup, state_digest, train
 
 
@@ -66,6 +68,32 @@ def test_resume(world: World, precision: str) -> Figures:
         assert other.exitcode == 0, "the second process ends well"
         assert (Path(folder) / "digest").read_text() == state_digest(ready), "a resumed run has the same bits"
     return {"digest": state_digest(ready)[:16]}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "O2"])
+def test_the_hash_of_the_state_beside_further_steps(world: World, precision: str) -> Figures:
+    """It is that of the state when it was begun, although the next steps change the weights meanwhile."""
+    ready = setup(world, precision)
+    learner = loop.Learner(
+        ready.bare, torch.nn.CrossEntropyLoss(), ready.optimizer, ready.precision, Ema.create(ready.bare, 0.5), 0.0
+    )
+    train(ready, batches(world, 0, 3), ema=learner.ema)
+    row, checked = {"epoch": 1, STATE: ""}, list[tuple[int, str]]()
+    progress = Progress(step=3, history=[row])
+    expected = chain.sha256(chain.whole_state(learner, progress))
+    digest = chain.Digest(lambda epoch, state: checked.append((epoch, state)))
+    for _ in range(10):  # one of them might end before the next step
+        digest.begin(learner, progress, world.device)
+        before = state_digest(ready) if world.device.type == "cpu" else ""
+        train(ready, batches(world, 3, 6), ema=learner.ema)
+        digest.join()
+        assert before != state_digest(ready), "the steps change the state"
+        if len(checked) == 1:
+            assert checked == [(1, expected)], "the hash is that of its beginning"
+            assert row[STATE] == expected, "and in the history"
+    assert len({state for _, state in checked}) == 10, "each beginning has another state"
+    return {"digest": expected[:16]}
 
 
 def _go_on(world: World, precision: str, folder: str) -> None:
