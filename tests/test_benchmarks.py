@@ -26,7 +26,12 @@ from tests.helpers import starts
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
-NAMES = (*figures.LINES, "arithmetic", "scale")  # those with a line, or with a table of their own
+CHOSEN = ("ceiling_rows", "time_to_accuracy_variants")  # reports of `ceiling` and `time_to_accuracy`, of other cases
+NAMES = (
+    *(name for name in figures.LINES if name not in CHOSEN),
+    "arithmetic",
+    "scale",
+)  # with a line, or with a table of their own
 # `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
 TRIED = [name for name in NAMES if name not in ("devices", "peers")]
 

@@ -20,7 +20,6 @@ from pipeline.engine.loop import Totals
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.training import results, state, validation
-from pipeline.training.chain import Digest
 from pipeline.training.job import Job
 from pipeline.training.readout import Readout
 from pipeline.training.runs import Run
@@ -135,7 +134,7 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     config = params.parse(on_cpu(read_params(), train__export="best"))
     job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
     learner = state.make_learner(config, {"a": 1, "b": 1}, ALONE)
-    totals, progress, digest = Totals.zero(ALONE.device, 1), state.Progress(), Digest(job.claim.check)
+    totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     losses = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])
     predictions = torch.tensor([0, 1])
     monkeypatch.setattr(validation, "validate", lambda job, learner: (*next(losses), predictions))
@@ -144,7 +143,7 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
         totals.sums.fill_(1.0)
         nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
         (reading,) = Readout(ALONE).read(epoch, totals, is_late=False, at_once=True)
-        assert validation.end_epoch(job, learner, totals, progress, 0.1, reading, digest) is predictions
+        assert validation.end_epoch(job, learner, totals, progress, 0.1, reading) is predictions
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         rows.append((results.exported_row(config, progress)["epoch"], biases))
     assert rows == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]

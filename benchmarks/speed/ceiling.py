@@ -1,7 +1,7 @@
 """Images per second of our training, over the same training step with one batch that stays on the device.
 
     python -m benchmarks ceiling --device cuda
-    python -m benchmarks ceiling --device cuda --rows "resnet50 256 bf16 channels_last graphs"      other cases
+    python -m benchmarks ceiling --device cuda --rows "resnet50 256 bf16 graphs"    other cases, another report
 
 1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
 the other. `host_ms` is the time of the host for one step: from an idle device until all its work is issued. On a GPU,
@@ -220,7 +220,7 @@ def main() -> None:
         preset = replace(preset, cases=cases, both=both)
     with workspace.temporary_folder("ceiling") as base:
         photos = workspace.photos(options, base, preset.images, preset.side)
-        report = Report("ceiling", options, **photos.facts)
+        report = Report("ceiling_rows" if options.rows else "ceiling", options, **photos.facts)
         cases = tuple(one for one in preset.cases if options.without not in title(one))
         preset = left_out(replace(preset, cases=cases), report)
         missing = report.missing([*map(title, preset.cases), *(title(one) + FREELY for one in preset.both)])
@@ -236,6 +236,7 @@ def main() -> None:
         rows = report.rows
         report.conclude(
             share={name: row["share"] for name, row in rows.items() if "share" in row and "cost" not in row},
+            of_bound={name: row["of_bound"] for name, row in rows.items() if "of_bound" in row},
             cost_of_deterministic={name: row["cost"] for name, row in rows.items() if "cost" in row},
             planning_ms={name: row["plan_ms"] for name, row in rows.items() if "plan_ms" in row},
         )

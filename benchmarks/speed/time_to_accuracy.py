@@ -137,7 +137,9 @@ def main() -> None:
         recipe = preset.recipe(images)  # the epochs and the batch of a preset depend on the number of images
         workspace.set_params(folder, recipe)
         about = {"target": preset.target, "packed_size": recipe["prepare"]["size"], **recipe["train"]}
-        report = Report("time_to_accuracy", options, **photos.facts, images=images, **about)
+        report = Report(
+            f"time_to_accuracy{'_variants' if options.variant else ''}", options, **photos.facts, images=images, **about
+        )
         for name in report.missing(names(options.seeds or preset.seeds, variants)):
             settings = variants[" ".join(name.split()[2:])]
             report.add(name, run(folder, name, {**recipe["train"], **settings}, preset.target))

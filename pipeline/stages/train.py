@@ -50,7 +50,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
     first_step, save_step, save_time = progress.step, progress.step, time.monotonic()
-    readout, digest = Readout(world), Digest(job.claim.check)
+    readout, digest = Readout(world), Digest(settings.hash_every_epochs if world.is_main else 0, job.claim.check)
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Lookahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
@@ -82,18 +82,15 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
                 check_losses_finite(reading.broken_step, settings)
                 display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
-                predictions = end_epoch(
-                    job, learner, totals, progress, learning_rates[batch.step], readings[-1], digest
-                )
+                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
+                digest.begin(learner, progress, world.device)
                 display.epoch(progress.history[-1], predictions)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
-            keeps = epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0)
-            saves = is_over or any(reading.is_late and reading.step > save_step for reading in readings)
-            if keeps or saves:
+            if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
                 digest.join()
-            if keeps:
                 keep_state(job, learner, totals, progress)
-            if saves:
+            if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
+                digest.join()
                 save_checkpoint(job, learner, totals, progress)
                 save_time, save_step = time.monotonic(), progress.step
         if progress.step < len(learning_rates) and not ended_early():

@@ -40,37 +40,43 @@ def sha256(state: Mapping[str, Any]) -> str:
 
 
 class Digest:
-    """The hash of the state at the end of an epoch, which goes into the epoch's row of the history.
+    """The hash of the state at the end of each `every`-th epoch, which goes into the epoch's row of the history.
 
+    Rank 0 alone has it in its history (`every` is 0 for the others). Its checkpoint is that of all processes.
     On a GPU a thread makes it while the next epoch is trained: the state is copied on the GPU, which takes less than a
     millisecond, and the copy goes to the host on a stream of its own. On the CPU it is made at once, because the thread
     would take a core from the training.
     """
 
-    def __init__(self, check: Callable[[int, str], None]) -> None:
-        """`check` gets the number of an epoch and its hash, in the thread that calls `join`."""
-        self._check, self._pool = check, ThreadPoolExecutor(1, "state")
+    def __init__(self, every: int, check: Callable[[int, str], None]) -> None:
+        """`every` 0: no epoch is hashed. `check` gets the number of an epoch and its hash, in the thread of `join`."""
+        self._every, self._check, self._pool = every, check, ThreadPoolExecutor(1, "state")
         self._row: dict[str, Any] = {}
         self._made: Future[str] | None = None
 
     def begin(self, learner: Learner, progress: Progress, device: torch.device) -> None:
-        """Begin to hash the state. Call `join` before the history is read, and before the next `begin`."""
-        state, self._row = whole_state(learner, progress), progress.history[-1]
-        if device.type != "cuda":
-            self._made = Future()
-            self._made.set_result(sha256(state))
+        """Begin to hash the state at the end of an epoch, if its turn has come. Call `join` before hashes are read."""
+        self.join()
+        if self._every == 0 or len(progress.history) % self._every:
             return
-        kept = _with_tensors(state, Tensor.clone)
-        ready = torch.cuda.Event()
-        ready.record()
-        self._made = self._pool.submit(_sha256_beside, kept, ready, device)
+        state, self._row = whole_state(learner, progress), progress.history[-1]
+        if device.type == "cuda":
+            kept = _with_tensors(state, Tensor.clone)
+            ready = torch.cuda.Event()
+            ready.record()
+            self._made = self._pool.submit(_sha256_beside, kept, ready, device)
+        else:
+            self._write(sha256(state))
 
     def join(self) -> None:
         """Wait for the hash, write it into its row, and check it. Without a hash nothing happens."""
         if self._made is not None:
             made, self._made = self._made, None
-            self._row[STATE] = made.result()
-            self._check(self._row["epoch"], self._row[STATE])
+            self._write(made.result())
+
+    def _write(self, digest: str) -> None:
+        self._row[STATE] = digest
+        self._check(self._row["epoch"], digest)
 
 
 def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

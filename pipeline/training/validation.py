@@ -12,7 +12,6 @@ from pipeline.models import exported
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.training import schedule
-from pipeline.training.chain import Digest
 from pipeline.training.job import Job
 from pipeline.training.readout import Reading
 from pipeline.training.state import HISTORY, Progress, export_weights
@@ -39,25 +38,15 @@ def validate(job: Job, learner: Learner) -> tuple[float, float, Tensor]:
 
 
 def end_epoch(
-    job: Job,
-    learner: Learner,
-    totals: Totals,
-    progress: Progress,
-    learning_rate: float,
-    reading: Reading,
-    digest: Digest,
+    job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float, reading: Reading
 ) -> Tensor:
     """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero.
-
-    Rank 0 alone has the hash of the state in its history. Its checkpoint is that of all processes. `digest`: it gets
-    the state to hash, and has written the hash of the epoch before.
 
     `reading`: the values at the epoch's last step. Returns the predicted class of each validation image, int64 [n].
     """
     settings, epoch = job.config.train, len(progress.history) + 1
     loss, correct, images = reading.of_all
     val_loss, val_accuracy, predictions = validate(job, learner)
-    digest.join()
     row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy, "")
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
     if settings.export == "best" and schedule.best_epoch(progress.history) == epoch:
@@ -65,7 +54,5 @@ def end_epoch(
     every = job.config.run.save_every_epochs
     if job.world.is_main and every and epoch % every == 0:
         exported.save_weights(job.run.folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
-    if job.world.is_main and settings.hash_every_epochs and epoch % settings.hash_every_epochs == 0:
-        digest.begin(learner, progress, job.world.device)
     totals.sums.zero_()
     return predictions

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.harness import measuring
@@ -60,6 +61,57 @@ def ceiling(report: Report) -> list[Line]:
     if costs := report["figures"]["cost_of_deterministic"]:
         percent = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in costs.items())
         lines.append(("what `deterministic: true` costs", percent, ""))
+    return lines
+
+
+def ceiling_rows(report: Report) -> list[Line]:
+    return [
+        (
+            f"training step, {name}",
+            f"{row['ours']:,.0f} images/s",
+            f"{row['of_bound']:.2f} of the bound"
+            + (f"; deterministic costs {100 * row['cost']:.1f} %" if "cost" in row else ""),
+        )
+        for name, row in report["rows"].items()
+        if "of_bound" in row
+    ]
+
+
+def profile(report: Report) -> list[Line]:
+    return [
+        (
+            f"a step by kind of kernel, {name}",
+            f"{row['step_ms']:.1f} ms: "
+            + ", ".join(
+                f"{key.removesuffix('_ms')} {value:.1f}"
+                for key, value in row.items()
+                if key.endswith("_ms") and key != "step_ms" and value >= LEAST_SHARE * row["step_ms"]
+            ),
+            f"{row['launched']} kernels",
+        )
+        for name, row in report["rows"].items()
+    ]
+
+
+LEAST_SHARE = 0.01  # of a step, for a kind of kernel to be named
+
+
+def variants(report: Report) -> list[Line]:
+    rows, target = report["rows"], report["figures"]["target"]
+    names = dict.fromkeys(" ".join(name.split()[2:]) for name in rows)
+    lines = []
+    for variant in names:
+        of = [row for name, row in rows.items() if " ".join(name.split()[2:]) == variant]
+        least, middle = min(row["accuracy"] for row in of), median(row["accuracy"] for row in of)
+        seconds = median(row["from_first_step_s"] for row in of)
+        reached = sum(row["reached"] for row in of)
+        lines.append(
+            (
+                f"the preset `fast`, changed: {variant}",
+                f"{seconds:.1f} s from the first step; {reached} of {len(of)} seeds reach {target}",
+                f"accuracy {middle:.3f} (median), {least:.3f} (least)",
+            )
+        )
     return lines
 
 
@@ -147,9 +199,12 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
     "ceiling": ceiling,
+    "ceiling_rows": ceiling_rows,
+    "profile": profile,
     "steps": steps,
     "planning": planning,
     "time_to_accuracy": time_to_accuracy,
+    "time_to_accuracy_variants": variants,
     "pipeline": pipeline,
     "growth": growth,
     "ways": ways,

@@ -82,7 +82,7 @@ def test_the_hash_of_the_state_beside_further_steps(world: World, precision: str
     row, checked = {"epoch": 1, STATE: ""}, list[tuple[int, str]]()
     progress = Progress(step=3, history=[row])
     expected = chain.sha256(chain.whole_state(learner, progress))
-    digest = chain.Digest(lambda epoch, state: checked.append((epoch, state)))
+    digest = chain.Digest(1, lambda epoch, state: checked.append((epoch, state)))
     for _ in range(10):  # one of them might end before the next step
         digest.begin(learner, progress, world.device)
         before = state_digest(ready) if world.device.type == "cpu" else ""
