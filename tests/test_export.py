@@ -40,8 +40,13 @@ def copy(with_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def model_of(name: str, side: int = 64) -> tuple[exported.ExportedModel, Description]:
-    view = View(packed_size=80, resize=side, crop=side)
-    model = exported.ExportedModel(network.build(name, len(CLASSES), seed=1).eval(), CLASSES, view)
+    """A model in which no weight is zero: a new ViT's head is, so its logits would be 0 in every program."""
+    view, net = View(packed_size=80, resize=side, crop=side), network.build(name, len(CLASSES), seed=1).eval()
+    random = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1, generator=random)
+    model = exported.ExportedModel(net, CLASSES, view)
     return model, Description(name, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
 
 
@@ -174,34 +179,16 @@ LARGE = pytest.mark.nightly("torch writes it for seconds; make test has the two 
         pytest.param("convnext_tiny", 64, marks=LARGE), pytest.param("vit_b_16", 224, marks=LARGE),
     ],
 )  # fmt: skip
-def test_other_models_give_the_same_logits(
-    name: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to rounding, for any number of images, with torch and with onnxruntime. No shape is computed in the graph, and
-    the bits are those of the graph that torch wrote, which computes some.
-    """
+def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path) -> None:
+    """Up to rounding, for any number of images, with torch and with onnxruntime."""
     model, description = model_of(name, side)
-    fix_shapes = onnx_export.fix_shapes
-
-    def noting(graph: onnx.ModelProto) -> None:
-        onnx.save(graph, tmp_path / "before.onnx")
-        fix_shapes(graph)
-
-    monkeypatch.setattr(onnx_export, "fix_shapes", noting)
     (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, description, ""))
-    operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
-    assert not operators & {"Shape", "Size", "ConstantOfShape", "Expand", "Range"}
     runtime = onnx_file.load(tmp_path / "model.onnx", 1)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    before = onnxruntime.InferenceSession(tmp_path / "before.onnx", options, providers=["CPUExecutionProvider"])
     pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, side, side)).astype(np.float32)
     with torch.inference_mode():
         logits = torch.log_softmax(exported.with_normalization(model.net)(torch.from_numpy(pixels)).double(), 1)
     for several in (pixels, pixels[:1]):
         assert runtime.log_probabilities(several) == pytest.approx(logits[: len(several)].numpy(), abs=1e-5)
-        ours, theirs = (session.run(None, {"pixels": several})[0] for session in (runtime.session, before))
-        assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize(
