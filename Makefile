@@ -44,7 +44,6 @@ $(READY): requirements/lock.txt
 	@echo "setup: installing about 6 GB into $(VENV); pip prints nothing until it ends, in 2 to 10 minutes"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
-	@$(VENV)/bin/python -m pipeline.reporting.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 

@@ -1,4 +1,4 @@
-""" "None of the classes": limits from validation images, what predict makes of them, and classes that are left out."""
+""" "None of the classes": the limit from validation images, what predict makes of it, and classes that are left out."""
 
 import csv
 import json
@@ -26,7 +26,6 @@ from pipeline.reruns import learning_curve
 from tests.helpers import starts
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.datasets import do_split, put, two_classes
-from tests.helpers.evaluations import CLASSES
 from tests.helpers.pages import parsed
 from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
@@ -36,7 +35,7 @@ SCORE = st.integers(0, 10**6).map(lambda number: number / 10**6)
 
 
 def content(scores: list[float], coverage: float = 0.95, classes: int = 1) -> Acceptance:
-    return acceptance.make(WEIGHTS, coverage, scores, [score / 2 for score in scores], classes)
+    return acceptance.make(WEIGHTS, coverage, scores, classes)
 
 
 @given(st.lists(SCORE, min_size=MIN_IMAGES + 1, max_size=60), st.sampled_from([0.5, 0.9, 0.95]))
@@ -45,22 +44,17 @@ def test_the_coverage_is_exact(scores: list[float], coverage: float) -> None:
     least. This is the whole proof of split conformal prediction: the images are exchangeable."""
     reached = 0
     for number, score in enumerate(scores):
-        limits = acceptance.limits(content([*scores[:number], *scores[number + 1 :]]), WEIGHTS, coverage)
-        reached += score >= limits.highest
+        limit = acceptance.limit(content([*scores[:number], *scores[number + 1 :]]), WEIGHTS, coverage)
+        reached += score >= limit.highest
     assert reached >= coverage * len(scores)
 
 
-@given(st.lists(st.lists(SCORE, min_size=3, max_size=3), min_size=60, max_size=90), st.data())
-def test_an_accepted_image_has_a_class(rows: list[list[float]], data: st.DataObject) -> None:
-    """The limit of a set is never above that of the highest probability, so no accepted image has an empty set."""
-    own = [row[data.draw(st.integers(0, 2))] for row in rows]
-    limits = acceptance.limits(acceptance.make(WEIGHTS, 0.9, [max(row) for row in rows], own, 3), WEIGHTS)
-    assert limits.member <= limits.highest
-    for row in rows:
-        judgement = acceptance.judge(dict(zip(CLASSES, row, strict=True)), limits)
-        assert (judgement.kind == "none") == (max(row) < limits.highest)
-        assert judgement.kind == "none" or len(judgement.classes) >= 1
-        assert (judgement.kind == "set") == (judgement.kind != "none" and len(judgement.classes) > 1)
+@given(st.lists(SCORE, min_size=MIN_IMAGES, max_size=60))
+def test_an_image_below_the_limit_is_none_of_the_classes(scores: list[float]) -> None:
+    """Every other image gets a class, also one that is exactly at the limit."""
+    limit = acceptance.limit(content(scores, 0.9), WEIGHTS)
+    for score in scores:
+        assert acceptance.judge(score, limit) == ("none" if score < limit.highest else "class")
 
 
 @pytest.mark.parametrize(
@@ -71,24 +65,18 @@ def test_an_accepted_image_has_a_class(rows: list[list[float]], data: st.DataObj
 )  # fmt: skip
 def test_without_a_limit_every_image_gets_a_class(case: Acceptance) -> None:
     """And the reason is known: an older model, too few images, other weights, a coverage that they cannot show."""
-    limits = acceptance.limits(case, WEIGHTS)
-    assert limits.reason
-    assert acceptance.judge({"rose": 0.1}, limits).kind == ""
+    limit = acceptance.limit(case, WEIGHTS)
+    assert limit.reason
+    assert acceptance.judge(0.1, limit) == ""
 
 
 def test_many_classes_need_no_more_images_than_the_file_has() -> None:
     """The file has at most MOST_IMAGES scores: with 101 classes or more they are enough."""
     scores = [number / MOST_IMAGES for number in range(MOST_IMAGES)]
-    assert acceptance.limits(content(scores, classes=1000), WEIGHTS).reason == ""
+    assert acceptance.limit(content(scores, classes=1000), WEIGHTS).reason == ""
 
 
-def test_a_tiny_probability_is_no_zero() -> None:
-    """Else the set of an overconfident model would have every class."""
-    limits = acceptance.limits(acceptance.make(WEIGHTS, 0.95, [1.0] * 99, [1e-9] * 99, 2), WEIGHTS)
-    assert acceptance.judge({"rose": 0.9999, "tulip": 1e-12}, replace(limits, highest=0.5)).classes == ("rose",)
-
-
-@pytest.mark.parametrize("change", [{"coverage": 1.5}, {"own": [0.1]}, {"highest": [0.9, 0.1]}, {"classes": 0}])
+@pytest.mark.parametrize("change", [{"coverage": 1.5}, {"highest": [0.9, 0.1]}, {"highest": [1.5]}, {"classes": 0}])
 def test_a_damaged_file_is_named(change: dict[str, Any], tmp_path: Path) -> None:
     acceptance.write(tmp_path, content([0.25, 0.5]))
     raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
@@ -97,44 +85,43 @@ def test_a_damaged_file_is_named(change: dict[str, Any], tmp_path: Path) -> None
         acceptance.read(tmp_path)
 
 
+def test_a_file_of_an_older_version_gives_its_limit(tmp_path: Path) -> None:
+    """It also had `own`, the probabilities for sets of classes."""
+    acceptance.write(tmp_path, content([0.25, 0.5]))
+    raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
+    files.write_json(tmp_path / acceptance.FILE, raw | {"own": [0.1, 0.2]})
+    assert acceptance.read(tmp_path) == content([0.25, 0.5])
+
+
 # ---- evaluate, export, predict ----
 
 
 def test_evaluate_writes_the_probabilities_of_the_validation_images(finished: Path) -> None:
-    """Of each one the highest, and that of its class, which is never higher; model.onnx has the same."""
+    """Of each one the highest; model.onnx has the same."""
     scores = acceptance.read(finished / "models")
     val = [row for row in files.read_csv(finished / "data/split.csv") if row["split"] == "val"]
     assert (len(scores.highest), scores.classes) == (len(val), 5)
     assert scores.weights == files.sha256(finished / "models/model.safetensors")
-    assert all(own <= highest for own, highest in zip(scores.own, scores.highest, strict=True))
+    assert all(1 / 5 <= highest <= 1 for highest in scores.highest)
     assert classify.open_onnx(finished / "models/model.onnx").acceptance == scores
 
 
-@pytest.mark.parametrize(("highest", "members", "kind"), [(1.0, 1, "none"), (0.2, 2, "set"), (0.2, 1, "class")])
-def test_predict_gives_a_class_a_set_or_none(
-    finished: Path, highest: float, members: int, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("limit", "kind"), [(1.0, "none"), (0.2, "class")])
+def test_predict_gives_a_class_or_none(
+    finished: Path, limit: float, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In JSON, as rows of the table, and as a line, by the limits of the model's folder.
-
-    The limit of a set is the probability of its last member.
-    """
+    """In JSON, as a row of the table, and as a line, by the limit of the model's folder."""
     models = shutil.copytree(finished / "models", tmp_path / "models")
+    acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 60, 3))
     request = Request((image(finished),), models / "model.safetensors")
 
     def said(form: str) -> str:
         assert predict.predict(request, form) == 0
         return capsys.readouterr().out
 
-    probabilities = json.loads(said("json"))["probabilities"]
-    own = sorted(probabilities.values())[-members]
-    weights = acceptance.read(models).weights
-    acceptance.write(models, changed := acceptance.make(weights, 0.95, [highest] * 60, [own] * 60, 3))
-    judgement = acceptance.judge(probabilities, acceptance.limits(changed, weights))
-    answer, rows, line = json.loads(said("json")), list(csv.DictReader(said("csv").splitlines())), said("text")
-    assert (answer["answer"], tuple(answer["set"])) == (judgement.kind, judgement.classes)
-    assert {kind, judgement.kind} == {row["answer"] for row in rows} == {kind}
-    assert (predict.NONE in line, line.count("0.")) == (kind == "none", len(rows))
-    assert len(rows) == (len(judgement.classes) if kind == "set" else 1)
+    answer, (row,), line = json.loads(said("json")), csv.DictReader(said("csv").splitlines()), said("text")
+    assert (answer["answer"], row["answer"]) == (kind, kind)
+    assert (predict.NONE in line, f"{row['class']} 0." in line) == (kind == "none", True)
 
 
 def image(folder: Path) -> Path:

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
-from pipeline.data import originals, packed
+from pipeline.data import packed
 from pipeline.evaluation import onnx_check
 from pipeline.loader import augment
-from pipeline.models import exported, hub, network, onnx_export, onnx_file
+from pipeline.models import exported, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
 from pipeline.stages import export
 from tests.conftest import PROJECT, change, read_params, write_params
@@ -40,8 +40,13 @@ def copy(with_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def model_of(name: str, side: int = 64) -> tuple[exported.ExportedModel, Description]:
-    view = View(packed_size=80, resize=side, crop=side)
-    model = exported.ExportedModel(network.build(name, len(CLASSES), seed=1).eval(), CLASSES, view)
+    """A model in which no weight is zero: a new ViT's head is, so its logits would be 0 in every program."""
+    view, net = View(packed_size=80, resize=side, crop=side), network.build(name, len(CLASSES), seed=1).eval()
+    random = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1, generator=random)
+    model = exported.ExportedModel(net, CLASSES, view)
     return model, Description(name, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
 
 
@@ -122,22 +127,18 @@ def test_a_changed_class_or_probability_fails_with_the_image_named(
 
 def test_a_tie_is_no_changed_class() -> None:
     """If two classes are less than 0.0001 apart, either is allowed."""
-    table = onnx_check.Predictions(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.9, 0.1]]))
+    table = onnx_check.Predictions(("a", "b"), np.array([[0.50001, 0.49999], [0.9, 0.1]]))
     assert onnx_check.near_ties(table).tolist() == [True, False]
     assert onnx_check.limit(table, np.array([[0.49999, 0.50001], [0.9, 0.1]]), ("x", "y")) == 1e-4
-    swapped = onnx_check.Predictions(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
+    swapped = onnx_check.Predictions(("a", "b"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
     with refuses(("model.onnx", "differs")):
         onnx_check.limit(swapped, np.array([[0.49999, 0.50001], [0.55, 0.45]]), ("x", "y"))
 
 
 def test_what_is_not_asked_for_or_not_there_is_not_compared(copy: Path) -> None:
-    """Without photos no preprocessing is measured. The predictions of an earlier split are refused. Switched off,
-    model.onnx is empty.
-    """
-    write_params(params.FILE, change(read_params(params.FILE), paths__inbox="nowhere"))
-    Path("data/images", originals.MANIFEST).write_text("path,bytes,sha256\n")
+    """The photos are not needed. The predictions of an earlier split are refused. Switched off, model.onnx is empty."""
+    shutil.rmtree("data/images")
     export.run(params.load())
-    assert json.loads(Path(OUTPUTS[1]).read_text())["preprocessing_of_others"] is None
     table = Path("metrics/predictions.csv")
     files.write_text(table, table.read_text().rpartition("tulip/")[0])
     with refuses((table, "differs")):
@@ -174,34 +175,16 @@ LARGE = pytest.mark.nightly("torch writes it for seconds; make test has the two 
         pytest.param("convnext_tiny", 64, marks=LARGE), pytest.param("vit_b_16", 224, marks=LARGE),
     ],
 )  # fmt: skip
-def test_other_models_give_the_same_logits(
-    name: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to rounding, for any number of images, with torch and with onnxruntime. No shape is computed in the graph, and
-    the bits are those of the graph that torch wrote, which computes some.
-    """
+def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path) -> None:
+    """Up to rounding, for any number of images, with torch and with onnxruntime."""
     model, description = model_of(name, side)
-    fix_shapes = onnx_export.fix_shapes
-
-    def noting(graph: onnx.ModelProto) -> None:
-        onnx.save(graph, tmp_path / "before.onnx")
-        fix_shapes(graph)
-
-    monkeypatch.setattr(onnx_export, "fix_shapes", noting)
     (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, description, ""))
-    operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
-    assert not operators & {"Shape", "Size", "ConstantOfShape", "Expand", "Range"}
     runtime = onnx_file.load(tmp_path / "model.onnx", 1)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    before = onnxruntime.InferenceSession(tmp_path / "before.onnx", options, providers=["CPUExecutionProvider"])
     pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, side, side)).astype(np.float32)
     with torch.inference_mode():
         logits = torch.log_softmax(exported.with_normalization(model.net)(torch.from_numpy(pixels)).double(), 1)
     for several in (pixels, pixels[:1]):
         assert runtime.log_probabilities(several) == pytest.approx(logits[: len(several)].numpy(), abs=1e-5)
-        ours, theirs = (session.run(None, {"pixels": several})[0] for session in (runtime.session, before))
-        assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -271,26 +254,3 @@ def test_an_answer_that_is_none_is_refused(changed_file: Callable[[Change], Path
     model = onnx_file.load(path, 1)
     with refuses((path, "damaged")):
         model.log_probabilities(np.zeros((1, 3, 32, 32), np.float32))
-
-
-@pytest.mark.parametrize("fit", get_args(params.Fit))
-def test_their_preprocessing_is_that_of_timm(tmp_path: Path, fit: params.Fit) -> None:
-    """The pixels that are measured are those of timm's own transforms, for any shape, with what config.json says."""
-    from PIL import Image
-    from timm.data.transforms_factory import create_transform
-
-    from pipeline.data import images
-
-    config = params.with_values(params.Params(), {"prepare.fit": fit, "train.eval_crop": 64, "train.eval_resize": 73})
-    view = View.from_params(config)
-    description = Description("resnet18", CLASSES, view, augment.MEAN, augment.STD, "last", 1)
-    settings = hub.config(description)["pretrained_cfg"]
-    random = np.random.default_rng(0)
-    for width, height in ((90, 120), (301, 77), (64, 64), (37, 41), (40, 900)):
-        Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(tmp_path / "a.png")
-        transform = create_transform(**settings)
-        mean, std = (np.array(settings[name])[:, None, None] for name in ("mean", "std"))
-        with Image.open(tmp_path / "a.png") as image:
-            theirs = (transform(image).numpy() * std + mean) * 255
-        ours = images.center_of_resized(tmp_path / "a.png", view.resize, view.crop, "full", fit=fit)
-        assert np.abs(ours.transpose(2, 0, 1) - theirs).max() < 1e-3

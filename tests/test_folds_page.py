@@ -58,7 +58,7 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
         config=config, predictions=predictions, figures=pooling.figures(predictions), examples=examples, errors=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
         command=f"perennial folds --folds {FOLDS}   # <all>",
-        coverage=Coverage(0.95, NO_SHARE, NO_SHARE, "no limit is known"),
+        coverage=Coverage(0.95, NO_SHARE, "no limit is known"),
     )  # fmt: skip
 
 

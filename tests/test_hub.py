@@ -6,16 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision import transforms
 
-from pipeline.config import model_names
+from pipeline.config import model_names, params
+from pipeline.data import squares
 from pipeline.loader import augment
 from pipeline.models import exported, hub, network, onnx_export
 from pipeline.models.description import Description, View
@@ -155,6 +158,23 @@ def test_the_lines_of_the_documentation_run(way: str, folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "daisy\n"
+
+
+@pytest.mark.parametrize("fit", get_args(params.Fit))
+def test_timm_sees_what_the_card_says(fit: params.Fit) -> None:
+    """By config.json, timm's own preprocessing gives the pixels of prepare.fit, for an original of any shape."""
+    from timm.data.transforms_factory import create_transform
+
+    config = params.with_values(params.Params(), {"prepare.fit": fit, "train.eval_crop": 64, "train.eval_resize": 73})
+    content = hub.config(replace(description("resnet18"), view=View.from_params(config)))["pretrained_cfg"]
+    mean, std = (np.array(content[name])[:, None, None] for name in ("mean", "std"))
+    cut = transforms.Compose([transforms.Resize(73, transforms.InterpolationMode.BICUBIC), transforms.CenterCrop(64)])
+    random = np.random.default_rng(0)
+    for width, height in ((90, 120), (301, 77), (64, 64), (37, 41), (40, 900)):
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+        seen = squares.SQUARES[fit](image, 64) if fit in params.WHOLE else cut(image)
+        pixels = (create_transform(**content)(image).numpy() * std + mean) * 255
+        assert np.abs(np.asarray(seen).transpose(2, 0, 1) - pixels).max() < 1e-3
 
 
 FILLED = pytest.mark.nightly("fills a RegNet with up to 2.6 GB of random weights; make test has the smallest one")

@@ -90,8 +90,6 @@ def test_an_environment_that_make_setup_did_not_make_is_not_emptied(project: Pat
 @pytest.mark.nightly("venv installs pip three times: 15 s; make test has the refusals")
 def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
     """After an interruption, after a new lock, and after uv, which leaves an empty one. What was in it is gone."""
-    (project / "pipeline/reporting").mkdir(parents=True)
-    (project / "pipeline/reporting/plots_page.py").touch()
     run(project, *UV, "sync")
     assert (project / ".venv").is_dir()
     for interrupted in (False, False, True):

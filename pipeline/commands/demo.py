@@ -64,7 +64,6 @@ def run(folder: Path) -> int:
     commit("The project, with the demo's params")
     if status := children.run([sys.executable, "-m", "pipeline", "repro"], cwd=folder, env=programs.environment()):
         return status
-    call(sys.executable, "-m", "pipeline.reporting.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
     return 0
 

@@ -8,9 +8,8 @@ IMAGE is a file, or a folder to look through. Prints one line `path: class proba
 no images by name and content are only counted.
 
 An image whose highest probability is lower than that of 95 % of the validation images (evaluate.coverage, or
---coverage) is none of the classes. An answer of several classes, `daisy 0.52 or rose 0.41`, is a set: for 95 % of the
-images of known classes the right class is in the set. Both need 20 validation images per class. Without them every
-image gets a class, and stderr says why.
+--coverage) is none of the classes. This needs 20 validation images per class. Without them every image gets a class,
+and stderr says why.
 
 Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
@@ -95,15 +94,9 @@ def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
     return sorted(answer["probabilities"].items(), key=lambda item: -item[1])[:top]
 
 
-def answer_length(answer: Answer) -> int:
-    """How many classes the answer names: those of a set, else one."""
-    return len(answer["set"]) if answer["answer"] == "set" else 1
-
-
 def as_line(answer: Answer, top: int | None) -> str:
-    """One answer as a line: path, class or set, and probability with four decimals; with `top` more classes."""
-    likely = [f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or answer_length(answer))]
-    text = (", " if top else " or ").join(likely)
+    """One answer as a line: path, class, and probability with four decimals; with `top` more classes."""
+    text = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
     return printable(f"{answer['path']}: {f'{NONE} ({text})' if answer['answer'] == 'none' else text}") + "\n"
 
 
@@ -120,7 +113,7 @@ def as_json(answer: Answer, top: int | None) -> str:
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
-    pairs = enumerate(most_likely(answer, top or answer_length(answer)), start=1)
+    pairs = enumerate(most_likely(answer, top or 1), start=1)
     csv.writer(rows, lineterminator="\n").writerows(
         (printable(answer["path"]), rank, printable(label), chance, answer["answer"]) for rank, (label, chance) in pairs
     )

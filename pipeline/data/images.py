@@ -112,17 +112,6 @@ def square_and_size(
         return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
 
 
-def center_of_resized(
-    path: Path, resize: int, crop: int, grey: Grey, sha256: str = "", fit: Fit = "none"
-) -> NDArray[np.uint8]:
-    """What torchvision's and timm's transforms make of an original: uint8 [crop, crop, 3]. Raises as `decode` does.
-
-    No model here is trained with these pixels.
-    """
-    with decode(path, grey=grey, sha256=sha256) as original:
-        return np.asarray(squares.seen_by_others(original.image, resize, crop, fit))
-
-
 def inspect_image(
     path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], sha256: str = ""
 ) -> ImageInfo:

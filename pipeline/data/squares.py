@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from PIL import Image
 
-from pipeline.config.params import WHOLE, Fit
+from pipeline.config.params import Fit
 
 BICUBIC = Image.Resampling.BICUBIC
 # The colour of `pad`: the mean of the normalization times 255, rounded, so a model gets nearly 0. It is the same on
@@ -46,16 +46,3 @@ def padded(image: Image.Image, size: int) -> Image.Image:
 SQUARES: dict[Fit, Callable[[Image.Image, int], Image.Image]] = {
     "none": whole, "squash": whole, "crop": centre, "pad": padded,
 }  # fmt: skip
-
-
-def seen_by_others(image: Image.Image, resize: int, crop: int, fit: Fit) -> Image.Image:
-    """The `crop` × `crop` pixels that torchvision's and timm's transforms make of an original.
-
-    The short side is resized to `resize`, then the centre is cut; of `squash` and `pad`, the whole image is seen.
-    """
-    if fit in WHOLE:
-        return SQUARES[fit](image, crop)
-    short = min(image.size)
-    width, height = (resize if side == short else int(resize * side / short) for side in image.size)
-    left, top = round((width - crop) / 2), round((height - crop) / 2)
-    return image.resize((width, height), BICUBIC).crop((left, top, left + crop, top + crop))

@@ -17,7 +17,7 @@ from pipeline.config import machine
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
 from pipeline.models import acceptance, description
-from pipeline.models.acceptance import Limits
+from pipeline.models.acceptance import Limit
 from pipeline.models.description import Description
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
 
-# path, class, its probability, what the limits say (answer, set), and the probabilities of all classes in their order
+# path, class, its probability, what the limit says (answer), and the probabilities of all classes in their order
 Answer = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ class Request:
     model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
-    coverage: float = 0  # of acceptance.limits; 0: that of the model
+    coverage: float = 0  # of acceptance.limit; 0: that of the model
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -106,13 +106,13 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     from pipeline.models import onnx_file
 
     view = model.view
-    limits = check_limits(acceptance.limits(model.acceptance, model.weights, request.coverage), request)
+    limit = check_limit(acceptance.limit(model.acceptance, model.weights, request.coverage), request)
     for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield photos.make_answer(image, model.classes, np.exp(log_probabilities), limits)
+        yield photos.make_answer(image, model.classes, np.exp(log_probabilities), limit)
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -132,24 +132,24 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
-    limits = check_limits(acceptance.limits(acceptance.read(models), model.weights, request.coverage), request)
+    limit = check_limit(acceptance.limit(acceptance.read(models), model.weights, request.coverage), request)
     world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
-    limit = request.max_pixels or config.split.max_pixels
-    for image in photos.load_images(request.images, model.view, limit, refusals):
+    max_pixels = request.max_pixels or config.split.max_pixels
+    for image in photos.load_images(request.images, model.view, max_pixels, refusals):
         pixels, sizes = torch.from_numpy(np.stack([image.pixels])), np.array([image.size], np.int32)
         store = ImageStore(pixels, world.device)
         logits = inference.predict_logits(model, store, sizes, row, batch_size=1, world=world)
         (log_probs,) = inference.log_probabilities(logits)
-        yield photos.make_answer(image, model.classes, np.exp(log_probs), limits)
+        yield photos.make_answer(image, model.classes, np.exp(log_probs), limit)
 
 
-def check_limits(limits: Limits, request: Request) -> Limits:
-    """The limits. Stderr says why there are none. Raises UserError then, if the request has a coverage."""
-    if limits.reason and request.coverage:
-        raise UserError(Fault("--coverage", str(request.coverage), "missing", limits.reason, remedy="leave it out"))
-    if limits.reason:
-        print(f"predict: no image is answered with 'none of the classes', because {limits.reason}", file=sys.stderr)
-    return limits
+def check_limit(limit: Limit, request: Request) -> Limit:
+    """The limit. Stderr says why there is none. Raises UserError then, if the request has a coverage."""
+    if limit.reason and request.coverage:
+        raise UserError(Fault("--coverage", str(request.coverage), "missing", limit.reason, remedy="leave it out"))
+    if limit.reason:
+        print(f"predict: no image is answered with 'none of the classes', because {limit.reason}", file=sys.stderr)
+    return limit
 
 
 def set_variables(settings: Train, model: Description) -> None:

@@ -1,26 +1,21 @@
-"""Compares metrics/predictions.csv with the ONNX file, and with the preprocessing of other libraries.
+"""Compares metrics/predictions.csv with the ONNX file.
 
 metrics/export.json has only figures that are the same on every CPU: counts, and a limit instead of a difference.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.base import schema, threads
+from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import images
-from pipeline.data.originals import Originals
 from pipeline.data.packed import Packed
 from pipeline.evaluation import prediction_table
 from pipeline.loader import center
-from pipeline.models.exported import ExportedModel, with_normalization
 from pipeline.models.onnx_export import REMEDY
 from pipeline.models.onnx_file import OnnxModel
 
@@ -35,7 +30,6 @@ class Predictions:
     """The rows of metrics/predictions.csv."""
 
     paths: tuple[str, ...]  # [n]
-    labels: tuple[str, ...]  # [n]
     probabilities: NDArray[np.float64]  # [n, classes]
 
     @property
@@ -50,7 +44,7 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
     with schema.reading(path, schema.checkout(path)):
         rows = list(prediction_table.read(path, classes))
         probabilities = np.array([row.probabilities for row in rows]).reshape(len(rows), len(classes))
-        return Predictions(tuple(row.path for row in rows), tuple(row.label for row in rows), probabilities)
+        return Predictions(tuple(row.path for row in rows), probabilities)
 
 
 def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], batch_size: int) -> NDArray[np.float64]:
@@ -91,22 +85,3 @@ def limit(predictions: Predictions, probabilities: NDArray[np.float64], classes:
             return bound
     value, allowed = f"a probability differs by {differences[worst]:.4f}", f"less than {LIMITS[-1]}"
     raise UserError(Fault("model.onnx", value, "differs", f"of {predictions.paths[worst]}", allowed, REMEDY))
-
-
-def classes_from_originals(
-    model: ExportedModel, source: Originals, predictions: Predictions, workers: int, batch_size: int
-) -> NDArray[np.int64]:
-    """The classes int64 [n] that the model predicts, in torch, for originals resized and cut as other libraries do."""
-    view, net = model.view, with_normalization(model.net)
-
-    def load(path: str) -> NDArray[np.uint8]:
-        file, sha256 = source.file(path)
-        return images.center_of_resized(file, view.resize, view.crop, view.grey, sha256, view.fit)
-
-    crops = threads.ordered_map(load, predictions.paths, workers, "export", result_bytes=3 * view.crop**2)
-    classes = []
-    with torch.inference_mode():
-        while batch := list(islice(crops, batch_size)):
-            pixels = np.stack(batch).transpose(0, 3, 1, 2).astype(np.float32)  # [n, 3, crop, crop], 0 to 255
-            classes.append(net(torch.from_numpy(pixels)).argmax(1).numpy())
-    return np.concatenate(classes)

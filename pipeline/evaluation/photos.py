@@ -16,7 +16,7 @@ from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import count_with_verb
 from pipeline.models import acceptance
-from pipeline.models.acceptance import Limits
+from pipeline.models.acceptance import Limit
 from pipeline.models.description import View
 
 
@@ -115,17 +115,15 @@ def count_files(arguments: Sequence[Path]) -> int:
 
 
 def make_answer(
-    image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64], limits: Limits
+    image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64], limit: Limit
 ) -> dict[str, Any]:
     """The answer for one image (classify.Answer), from the probabilities [classes]."""
     by_class = dict(zip(classes, probabilities.tolist(), strict=True))
     best = max(by_class, key=by_class.__getitem__)
-    judgement = acceptance.judge(by_class, limits)
     return {
         "path": str(image.path),
         "class": best,
         "probability": by_class[best],
-        "answer": judgement.kind,
-        "set": judgement.classes,
+        "answer": acceptance.judge(by_class[best], limit),
         "probabilities": by_class,
     }

@@ -1,16 +1,14 @@
-"""Whether an answer of a model can be relied on: "none of the classes", and sets of classes; models/acceptance.json.
+"""Whether an answer of a model can be relied on, or is "none of the classes"; models/acceptance.json.
 
 Split conformal prediction [Vovk, Gammerman, Shafer 2005; Lei et al. 2018]: the validation images say how probable the
-answers for images of known classes are. Of n of them, sorted by a score, the one with the rank ⌊(n + 1)(1 - coverage)⌋
-gives the limit: if a new image comes from the same source, its score reaches the limit with at least this coverage.
-There are two limits. The first is on the highest probability: an image below it is none of the classes. The second is
-on the probability of the image's own class: the set of an image has every class that reaches it. It is never above the
-first one, so the set of an accepted image has a class.
+answers for images of known classes are. The score of an image is its highest probability. Of n images, sorted by their
+score, the one with the rank ⌊(n + 1)(1 - coverage)⌋ gives the limit: if a new image comes from the same source, its
+score reaches the limit with at least this coverage. An image below the limit is none of the classes.
 
 This module imports no library at its top, so that `predict` answers at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import floor
@@ -24,55 +22,43 @@ MOST_IMAGES = 2000  # validation images in the file: 0.5 points of a coverage of
 MIN_IMAGES = 20  # validation images per class, on average, for a limit
 DIGITS = 6  # significant ones of a score: more would differ between two programs that compute the same model
 
-Kind = Literal["class", "set", "none", ""]
+Kind = Literal["class", "none", ""]
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The scores of the validation images, each list in ascending order."""
+    """The scores of the validation images, in ascending order."""
 
-    __pydantic_config__ = schema.STRICT
+    __pydantic_config__ = schema.OPEN  # a file of an older version has one key more, and gives the same limit
 
     weights: schema.Sha256  # of the model.safetensors that gave the scores; in MISSING it is empty
     classes: schema.Count
     coverage: float  # evaluate.coverage
     highest: tuple[schema.Share, ...]  # the highest probability of each image
-    own: tuple[schema.Share, ...]  # the probability of the class of each image
 
     def __post_init__(self) -> None:
         """Raise ValueError for scores that `make` cannot have made."""
         if not 0.5 <= self.coverage < 1:
             raise ValueError(f"coverage: {self.coverage}")
-        if len(self.highest) != len(self.own):
-            raise ValueError(f"{len(self.highest)} and {len(self.own)} scores")
-        if any(list(scores) != sorted(scores) for scores in (self.highest, self.own)):
+        if list(self.highest) != sorted(self.highest):
             raise ValueError("scores that do not ascend")
 
 
-MISSING = Acceptance("", 1, 0.95, (), ())
+MISSING = Acceptance("", 1, 0.95, ())
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an image has to reach. Without limits there is a reason, and both are 0."""
+class Limit:
+    """What an image has to reach. Without a limit there is a reason, and `highest` is 0."""
 
     coverage: float
-    images: int = 0  # validation images that the limits come from
+    images: int = 0  # validation images that the limit comes from
     highest: float = 0.0  # for the highest probability of an image: else it is none of the classes
-    member: float = 0.0  # for the probability of a class: else it is not in the set
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What the limits say of an image."""
-
-    kind: Kind  # empty without limits
-    classes: tuple[str, ...]  # the set, the most likely one first; also for an image that is none of the classes
-
-
 def rounded(probability: float) -> float:
-    """The probability with DIGITS significant digits, as limits have it."""
+    """The probability with DIGITS significant digits, as a limit has it."""
     return float(f"{probability:.{DIGITS}g}")
 
 
@@ -81,10 +67,9 @@ def reaches(probability: float, limit: float) -> bool:
     return rounded(probability) >= limit
 
 
-def make(weights: str, coverage: float, highest: Sequence[float], own: Sequence[float], classes: int) -> Acceptance:
-    """The content of the file, from the probabilities of the validation images in any order."""
-    scores = (tuple(sorted(map(rounded, column))) for column in (highest, own))
-    return Acceptance(weights, classes, coverage, *scores)
+def make(weights: str, coverage: float, highest: Sequence[float], classes: int) -> Acceptance:
+    """The content of the file, from the highest probabilities of the validation images in any order."""
+    return Acceptance(weights, classes, coverage, tuple(sorted(map(rounded, highest))))
 
 
 def write(models: Path, content: Acceptance) -> None:
@@ -113,8 +98,8 @@ def shortage(images: int, classes: int, coverage: float) -> str:
     return ""
 
 
-def limits(content: Acceptance, weights: str, coverage: float = 0) -> Limits:
-    """The limits for a coverage (0: that of the file), or the reason why there are none.
+def limit(content: Acceptance, weights: str, coverage: float = 0) -> Limit:
+    """The limit for a coverage (0: that of the file), or the reason why there is none.
 
     `weights`: SHA-256 of the model.
     """
@@ -125,24 +110,20 @@ def limits(content: Acceptance, weights: str, coverage: float = 0) -> Limits:
     elif content.weights != weights:
         reason = f"{FILE} is of other weights; to have its own: perennial repro"
     if reason:
-        return Limits(wanted, reason=reason)
+        return Limit(wanted, reason=reason)
     place = rank(images, wanted) - 1
-    return Limits(wanted, images, content.highest[place], content.own[place])
+    return Limit(wanted, images, content.highest[place])
 
 
-def limits_of(models: Path, coverage: float = 0) -> Limits:
-    """The limits of the model in a folder, as `limits` gives them. Raises UserError for a damaged file."""
+def limit_of(models: Path, coverage: float = 0) -> Limit:
+    """The limit of the model in a folder, as `limit` gives it. Raises UserError for a damaged file."""
     content = read(models)
     weights = files.sha256(models / "model.safetensors") if content.weights else ""
-    return limits(content, weights, coverage)
+    return limit(content, weights, coverage)
 
 
-def judge(probabilities: Mapping[str, float], limit: Limits) -> Judgement:
-    """What the limits say of an image, from the probability of each class."""
+def judge(highest: float, limit: Limit) -> Kind:
+    """What the limit says of an image with this highest probability; empty without a limit."""
     if limit.reason:
-        return Judgement("", ())
-    order = sorted(probabilities.items(), key=lambda item: -item[1])
-    members = tuple(name for name, probability in order if reaches(probability, limit.member))
-    if not reaches(order[0][1], limit.highest):
-        return Judgement("none", members)
-    return Judgement("set" if len(members) > 1 else "class", members)
+        return ""
+    return "class" if reaches(highest, limit.highest) else "none"

@@ -30,7 +30,6 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         weights=facts.weights,
         pad_colour=squares.PAD_COLOUR,
         file_hashes=file_hashes,
-        right=int(outcome.counts.trace()),
         classes=classes,
         small_classes=[row.name for row in classes if row.images < FEW_IMAGES],
         few_images=FEW_IMAGES,
@@ -43,6 +42,5 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         in_timm=bool(hub.timm_name(model)),
         in_transformers=hub.loads_in_transformers(model),
         in_torchvision=not model.startswith(TIMM),
-        other_preprocessing=export.get("preprocessing_of_others"),
         onnx_limit=export.get("probabilities_differ_less_than"),
     )

@@ -1,4 +1,4 @@
-"""Which answers a run accepts, and what its limits promise (models/acceptance.py): counted on the test images."""
+"""Which answers a run accepts, and what its limit promises (models/acceptance.py): counted on the test images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipeline.evaluation import metrics
 from pipeline.evaluation.metrics import Share, share
 from pipeline.models import acceptance
-from pipeline.models.acceptance import Limits
+from pipeline.models.acceptance import Limit
 from pipeline.reporting.outcome import Answer
 
 MOST_REFUSED = 12  # test images on a page
@@ -14,13 +14,11 @@ MOST_REFUSED = 12  # test images on a page
 
 @dataclass(frozen=True)
 class Reliance:
-    """What the limits make of the test images. Without limits (`limits.reason`) all numbers are 0."""
+    """What the limit makes of the test images. Without a limit (`limit.reason`) all numbers are 0."""
 
-    limits: Limits
+    limit: Limit
     promise: tuple[float, float]  # 95 % interval of the coverage, as so few validation images give it
-    accepted: Share  # images that get a class or a set of classes
-    covered: Share  # images whose class is in their set
-    single: int  # images that get one class
+    accepted: Share  # images that get a class
     refused: Sequence[Answer]  # the most probable first, at most MOST_REFUSED
 
 
@@ -30,25 +28,20 @@ class Coverage:
 
     asked: float  # evaluate.coverage
     accepted: Share
-    covered: Share
     reason: str = ""
 
 
 NO_SHARE = Share(0, 0, 0.0, 0.0)
 
 
-def reliance(answers: Sequence[Answer], limits: Limits) -> Reliance:
-    """What the limits make of the answers for test images."""
-    if limits.reason:
-        return Reliance(limits, (0.0, 0.0), NO_SHARE, NO_SHARE, 0, ())
-    accepted = [answer for answer in answers if acceptance.reaches(answer.probabilities[1], limits.highest)]
-    refused = [answer for answer in answers if not acceptance.reaches(answer.probabilities[1], limits.highest)]
-    covered = sum(acceptance.reaches(answer.probabilities[0], limits.member) for answer in answers)
+def reliance(answers: Sequence[Answer], limit: Limit) -> Reliance:
+    """What the limit makes of the answers for test images."""
+    if limit.reason:
+        return Reliance(limit, (0.0, 0.0), NO_SHARE, ())
+    refused = [answer for answer in answers if not acceptance.reaches(answer.probabilities[1], limit.highest)]
     return Reliance(
-        limits,
-        metrics.coverage_interval(limits.images, acceptance.rank(limits.images, limits.coverage)),
-        share(len(accepted), len(answers)),
-        share(covered, len(answers)),
-        sum(not acceptance.reaches(answer.probabilities[2], limits.member) for answer in accepted),
+        limit,
+        metrics.coverage_interval(limit.images, acceptance.rank(limit.images, limit.coverage)),
+        share(len(answers) - len(refused), len(answers)),
         sorted(refused, key=lambda answer: -answer.probabilities[1])[:MOST_REFUSED],
     )

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
@@ -48,19 +46,15 @@ def read(copies: Copies) -> FoldPredictions:
 
 def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
     """What the limits of the models make of their test images. Another seed adds no image, so the counts are means."""
-    asked, accepted, covered = 0.0, 0, 0
+    asked, accepted = 0.0, 0
     for (seed, fold), copy in copies.items():
-        limits = acceptance.limits_of(study.models(copy))
-        if limits.reason:
-            return Coverage(limits.coverage, NO_SHARE, NO_SHARE, limits.reason)
-        rows = predictions.folds == fold
-        probabilities, labels = predictions.by_seed[predictions.seeds.index(seed)][rows], predictions.labels[rows]
-        own, highest = probabilities[np.arange(len(labels)), labels].tolist(), probabilities.max(1).tolist()
-        asked = limits.coverage
-        accepted += sum(acceptance.reaches(probability, limits.highest) for probability in highest)
-        covered += sum(acceptance.reaches(probability, limits.member) for probability in own)
-    images, seeds = len(predictions.paths), len(predictions.seeds)
-    return Coverage(asked, metrics.share(accepted / seeds, images), metrics.share(covered / seeds, images))
+        limit = acceptance.limit_of(study.models(copy))
+        if limit.reason:
+            return Coverage(limit.coverage, NO_SHARE, limit.reason)
+        probabilities = predictions.by_seed[predictions.seeds.index(seed)][predictions.folds == fold]
+        asked = limit.coverage
+        accepted += sum(acceptance.reaches(highest, limit.highest) for highest in probabilities.max(1).tolist())
+    return Coverage(asked, metrics.share(accepted / len(predictions.seeds), len(predictions.paths)))
 
 
 def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
@@ -132,9 +126,8 @@ def _accepted(coverage: Coverage) -> str:
     """How many test images the limits accept, in words."""
     if coverage.reason:
         return f"not known: {coverage.reason}"
-    accepted, covered = coverage.accepted, coverage.covered
+    accepted = coverage.accepted
     return (
-        f"{accepted.share:.4f} of the test images are accepted ({accepted.low:.4f} to {accepted.high:.4f}), "
-        f"{covered.share:.4f} have their class in the set ({covered.low:.4f} to {covered.high:.4f}); "
+        f"{accepted.share:.4f} of the test images are accepted ({accepted.low:.4f} to {accepted.high:.4f}); "
         f"asked for: {coverage.asked}"
     )

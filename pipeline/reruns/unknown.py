@@ -105,19 +105,19 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
     """The result of the model without this class, and its answers: for its test images, and for those of the class."""
     rows = split_table.all_rows(copy.folder / copy.config.paths.split)
     questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
-    limits = acceptance.limits_of(study.models(copy))
-    if limits.reason:
-        raise UserError(Fault(f"without {label}", "no limit", "failed", limits.reason, remedy="run again"))
+    limit = acceptance.limit_of(study.models(copy))
+    if limit.reason:
+        raise UserError(Fault(f"without {label}", "no limit", "failed", limit.reason, remedy="run again"))
     values, classes = logits(copy, [row["path"] for row in questions])
     best, guesses = torch.softmax(values, 1).max(1)
     answers = [
-        Answer(label, row["path"], row["class"], classes[guess], chance, acceptance.reaches(chance, limits.highest))
+        Answer(label, row["path"], row["class"], classes[guess], chance, acceptance.reaches(chance, limit.highest))
         for row, guess, chance in zip(questions, guesses.tolist(), best.tolist(), strict=True)
     ]
     is_known = np.array([answer.is_known for answer in answers])
     scores = dict(zip(SCORES, (best, values.max(1).values, torch.logsumexp(values, 1)), strict=True))
     areas = {name: metrics.auroc(score.numpy(), is_known) for name, score in scores.items()}
-    return summarize(label, limits.images, answers, areas), answers
+    return summarize(label, limit.images, answers, areas), answers
 
 
 def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:

@@ -83,17 +83,13 @@ def acceptance_rows(data: Packed) -> NDArray[np.int64]:
     return np.array(sorted(order[: acceptance.MOST_IMAGES]), np.int64)
 
 
-def write_acceptance(
-    config: Params, data: Packed, weights: str, rows: NDArray[np.int64], log_probs: NDArray[np.float64]
-) -> None:
-    """Write acceptance.json from the log-probabilities [len(rows), classes] of validation images.
+def write_acceptance(config: Params, weights: str, log_probs: NDArray[np.float64]) -> None:
+    """Write acceptance.json from the log-probabilities [images, classes] of validation images.
 
     `weights`: SHA-256 of the model.
     """
-    probabilities = np.exp(log_probs)
-    own = probabilities[np.arange(len(rows)), data.labels[rows]].tolist()
-    highest, coverage = probabilities.max(1).tolist(), config.evaluate.coverage
-    content = acceptance.make(weights, coverage, highest, own, len(data.classes))
+    highest = np.exp(log_probs).max(1).tolist()
+    content = acceptance.make(weights, config.evaluate.coverage, highest, log_probs.shape[1])
     acceptance.write(Path(config.paths.models), content)
 
 
@@ -163,7 +159,7 @@ def run(config: Params) -> None:
             )
     if world.is_main:
         log_probs = inference.log_probabilities(logits)
-        write_acceptance(config, data, model.weights, others, log_probs[len(rows) :])
+        write_acceptance(config, model.weights, log_probs[len(rows) :])
         print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")
 

@@ -15,7 +15,6 @@ from typing import Any
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.data import originals
 from pipeline.engine import environment
 from pipeline.evaluation import figures
 from pipeline.models import description
@@ -82,28 +81,7 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
         "images": len(rows),
         "near_ties": ties,
         "probabilities_differ_less_than": below,
-        "preprocessing_of_others": compare_preprocessing(config, model, predictions),
     }
-
-
-def compare_preprocessing(config: Params, model: Any, predictions: Any) -> dict[str, int] | None:
-    """What other libraries' preprocessing changes on the test images; None if the photos are not here."""
-    from pipeline.evaluation import onnx_check
-
-    images, inbox = Path(config.paths.images), Path(config.paths.inbox)
-    if (images / originals.MANIFEST).is_file() and not inbox.is_dir():
-        print(f"export: other libraries' preprocessing is not measured: the photos in {inbox} are not here")
-        return None
-    source = originals.locate(images, inbox)
-    guesses = onnx_check.classes_from_originals(
-        model, source, predictions, config.run.decoding_threads, config.evaluate.batch_size
-    )
-    names = [model.classes[guess] for guess in guesses]
-    changes = int((guesses != predictions.best_classes).sum())
-    right = sum(name == label for name, label in zip(names, predictions.labels, strict=True))
-    counts = f"{changes:,} of {len(names):,} test images get another class"
-    print(f"export: with other libraries' preprocessing {counts}; they resize a photo in another way (docs/hand-on.md)")
-    return {"changed": changes, "right": right}
 
 
 def main(_: Namespace) -> int:

@@ -55,8 +55,8 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     logits[np.arange(len(rows)), data.labels[rows]] += strength
     evaluate.write(config, data, rows, logits - np.log(np.exp(logits).sum(1, keepdims=True)))
     scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
-    weights, own = hashlib.sha256(b"the weights").hexdigest(), [score / 2 for score in scores]
-    acceptance.write(Path(config.paths.models), acceptance.make(weights, 0.95, scores, own, len(data.classes)))
+    weights = hashlib.sha256(b"the weights").hexdigest()
+    acceptance.write(Path(config.paths.models), acceptance.make(weights, 0.95, scores, len(data.classes)))
     history = []
     for epoch in range(1, epochs + 1):
         figures = (value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part)))
