@@ -16,6 +16,12 @@ TARGET ?= runtime
 # `arithmetic`, `elastic` and `portable` are measured when the code that they measure changes; `gpu`, `steps`: on a GPU.
 BENCHMARKS := loader ceiling planning ways peers time_to_accuracy pipeline prepare growth
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# uv installs; pip only installs uv. What names a mirror or a folder to pip names it to uv, too (docs/operations.md). Each
+# package is compiled once, here: later it might not be allowed, and then each start would compile torch. On a terminal uv
+# shows how far it is; a log gets no list of packages.
+INSTALL = $(VENV)/bin/uv pip install $$(test -t 2 || echo --quiet) --python $(VENV)/bin/python --compile-bytecode \
+	--require-hashes $(if $(PIP_INDEX_URL),--default-index "$(PIP_INDEX_URL)") $(if $(PIP_NO_INDEX),--no-index) \
+	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,7 +31,7 @@ setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.9 GB), fro
 # The stamp is newer than the lock only after a successful installation.
 # Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
 # Or an empty one, which uv leaves where it is refused (requirements/refusal.py).
-$(READY): requirements/lock.txt
+$(READY): requirements/lock.txt requirements/uv.txt
 	@test ! -L $(VENV) || { \
 		echo "setup: $(VENV) is a link to $$(readlink $(VENV)); its environment stays as it is; remove the link (rm $(VENV))" >&2; exit 1; }
 	@test ! -e $(VENV) || test -e $(READY) || grep -qsF "'$(PROMPT)'" $(VENV)/pyvenv.cfg || \
@@ -40,21 +46,21 @@ $(READY): requirements/lock.txt
 		echo "setup: $(PYTHON) cannot make environments; install its venv module (apt-get install python3-venv)" >&2; exit 1; }
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
 	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 7 || { \
-		echo "setup: $$free GB free here; the environment takes about 6 GB, and pip needs room to unpack" >&2; exit 1; }
-	@echo "setup: installing about 6 GB into $(VENV); pip prints nothing until it ends, in 2 to 10 minutes"
+		echo "setup: $$free GB free here; the environment takes about 6 GB, and uv needs room to unpack" >&2; exit 1; }
+	@echo "setup: installing about 6 GB into $(VENV), in 1 to 5 minutes; on a terminal uv shows how far it is"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
+	@$(INSTALL) --requirement requirements/lock.txt
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
 $(VENV)/bin/perennial: requirements/perennial | $(READY)
 	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 
-# pip reads both locks, so that it changes no package of the first.
+# uv reads both locks, so that it changes no package of the first.
 $(READY_TESTS): requirements/test.txt $(READY)
-	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt, in about 2 minutes"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-		--requirement requirements/lock.txt --requirement requirements/test.txt
+	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt, in about a minute"
+	@$(INSTALL) --requirement requirements/lock.txt --requirement requirements/test.txt
 	@touch $(READY_TESTS)
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
@@ -78,10 +84,10 @@ test-code: lint  ## the same without the container
 	@$(PYTEST) -m "not gpu and not nightly"
 
 # Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and the whole test of
-# the container. CI runs it each night.
-test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters, the whole test of the container
-	@$(PYTEST) -m "nightly and not gpu"
-	@docker/image_test.sh
+# the container. CI runs it each night. PART=3/8 is the third of eight parts, without the container.
+test-nightly: test-packages lint  ## what make test-ci leaves out: further models, CPUs, kills, clusters, the whole container (PART=1/8: a part)
+	@$(PYTEST) -m "nightly and not gpu" $(if $(PART),--part "$(PART)")
+	@$(if $(PART),echo "left out: the container (make image-test)",docker/image_test.sh)
 
 # In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, Chromium, in
 # which the tests look at pages, and Slurm. Elsewhere those tests are left out, with their reason, until these are there.
@@ -137,6 +143,7 @@ COMPILE_TESTS := $(COMPILE) --group test --constraint requirements/lock.txt --ou
 lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
 	@$(COMPILE) pyproject.toml --output-file requirements/lock.txt
 	@$(COMPILE_TESTS)
+	@sed -i '2,$$d' requirements/uv.txt && sed -n '/^uv==/,/[^\\]$$/p' requirements/test.txt >> requirements/uv.txt
 
 lock-tests: $(READY_TESTS)  ## write requirements/test.txt alone: new linters, and no stage runs again
 	@$(COMPILE_TESTS)

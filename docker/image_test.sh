@@ -5,7 +5,7 @@
 #     make image-test                        substitutes for the base images and for Apex
 #     make image-test APEX_SRC=<folder>      Apex itself: its source at docker/pins.env's APEX_COMMIT
 #     make image-test BASES=pinned APEX_SRC=upstream     what users build; needs a registry and Git host
-#     make image-test SHORT=yes              without the second build, and without the demo
+#     make image-test SHORT=yes              one build, and one run inside: what continuous integration has time for
 #
 # A running engine is used; if there is none, one is started here (root on Debian 12, engine.sh). Elsewhere, and where the
 # disk is too small, the test is left out, in one line; if CI is set, that is a failure. Substitute bases need a CUDA 13.0
@@ -47,13 +47,20 @@ leave_out() {
     exit 0
 }
 
+# CPU seconds that all processes of this machine have used, those of the engine among them.
+cpu_seconds() {
+    awk -v tick="$(getconf CLK_TCK)" '$1 == "cpu" { print int(($2 + $3 + $4) / tick) }' /proc/stat
+}
+
 # Run one step; print its name and how long it took.
 step() {
-    local title=$1 began=$SECONDS
+    local title=$1 began=$SECONDS cpu
+    cpu=$(cpu_seconds)
     shift
     printf '\n== %s\n' "$title"
     "$@"
-    SUMMARY+=("$(printf '%5d s  %s' $((SECONDS - began)) "$title")")
+    printf '%s: %d s\n' "$title" $((SECONDS - began))
+    SUMMARY+=("$(($(cpu_seconds) - cpu)) $title")
 }
 
 # Remove everything: containers, images, engine, lab.
@@ -166,13 +173,14 @@ build_target() {
 
 # What users build, and the same with the tools of the tests.
 build() {
-    local target
+    local target targets=(runtime test)
+    if [[ $SHORT ]]; then targets=(runtime); fi
     if [[ $APEX_SRC ]]; then
         echo "Apex: $APEX_SRC, for $TORCH_CUDA_ARCH_LIST"
     else
         echo "A STAND-IN FOR APEX is built: this says nothing about Apex itself (APEX_SRC=<folder> names its source)"
     fi
-    for target in runtime test; do
+    for target in "${targets[@]}"; do
         build_target "$target" "$target"
     done
 }
@@ -241,14 +249,18 @@ demo_inside() {
     inside perennial-test:runtime python -m pipeline demo
 }
 
-# A run of this host, published, and repeated by its address: its stages run inside, and the host compares.
-published_repeated() {
+# A run of this host, which is not interrupted, as a commit.
+run_of_the_host() {
     (
         cd "$LAB/published"
         python -m pipeline repro > "$LAB/published.log"
         git add --all
         git -c user.name=test -c user.email=test@localhost commit --quiet --message Published
     )
+}
+
+# It is repeated by its address: its stages run inside, and the host compares.
+published_repeated() {
     PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_NETWORK=none python -m pipeline verify --from "$LAB/published" |
         tee "$LAB/verified.log" | grep "^verify: "
     grep --quiet "in a container of the image perennial-test:runtime" "$LAB/verified.log" || refuse "it ran on the host"
@@ -325,7 +337,7 @@ step "image" build
 docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runtime
 docker image ls perennial-test
 if [[ $SHORT ]]; then
-    echo "left out: a second build, which has to have the same digest, and the demo (SHORT=)"
+    echo "left out: a second build, with the same digest; the demo, a published run and tests inside (make test-nightly)"
 else
     step "the image once more" build_again
 fi
@@ -333,11 +345,14 @@ step "workspace of another user" workspaces
 step "inside: no build tool" no_build_tools
 step "inside: torch and Apex load" apex_loads
 step "inside: doctor" inside perennial-test:runtime python -m pipeline doctor
-if [[ -z $SHORT ]]; then step "inside: demo" demo_inside; fi
-step "inside: a published run is repeated" published_repeated
+step "a run of the host" run_of_the_host
 step "inside: docker stop, and on, to the bytes of the host" stopped_and_resumed
-step "inside: tests" tests_inside
+if [[ -z $SHORT ]]; then
+    step "inside: demo" demo_inside
+    step "inside: a published run is repeated" published_repeated
+    step "inside: tests" tests_inside
+fi
 step "inside: a stale image is refused" stale_refused
 step "owners and modes" owners_and_modes
-printf '\n== image-test passed\n'
-printf '%s\n' "${SUMMARY[@]}"
+printf '\n== image-test passed; CPU seconds of the whole machine:\n'
+printf '%s\n' "${SUMMARY[@]}" | python -m tests.helpers.budget "image-test${SHORT:+ SHORT=yes}"

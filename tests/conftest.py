@@ -1,7 +1,9 @@
 """Shared by the tests: the project's folder, its params, real photos, and time limits."""
 
 import fcntl
+import hashlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -98,9 +100,27 @@ def pytest_unconfigure() -> None:
     starts.stop()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", metavar="K/N", help="the K-th of N parts of the tests that -m chooses")
+
+
+def in_part(nodeid: str, part: str) -> bool:
+    """Whether a test is in a part. The digest of its name decides, so other tests change nothing."""
+    which, of = map(int, part.split("/"))
+    return int(hashlib.sha256(nodeid.encode()).hexdigest(), 16) % of == which - 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is nightly. Raise UsageError for a mark without its reason."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what is nightly, and keep the tests of --part. Raise UsageError for a mark without its reason."""
+    part = config.getoption("--part")
+    numbers = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", part)
+    if not numbers or int(numbers[1]) > int(numbers[2]):
+        raise pytest.UsageError(
+            f"--part: {part} is no part; allowed: K/N, with K from 1 to N (make test-nightly PART=1/8)"
+        )
+    config.hook.pytest_deselected(items=[item for item in items if not in_part(item.nodeid, part)])
+    items[:] = [item for item in items if in_part(item.nodeid, part)]
     for item in items:
         for marker in item.iter_markers("nightly"):
             item.add_marker(pytest.mark.slow(*marker.args))

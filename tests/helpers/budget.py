@@ -2,6 +2,7 @@
 
     python -m pytest -m "not gpu and not slow"                   the dearest files, and the sum beside the recorded one
     python -m pytest -m "not gpu and not slow" --write-budget    the same, and the files that ran are recorded
+    python -m tests.helpers.budget "image-test" [--write]        the same for lines `SECONDS STEP` on standard input
 
 Counted are the process of the tests, its children that it has waited for, and the server that forks (starts.py).
 CPU seconds depend on other work of the machine much less than seconds do, but they differ by a tenth from run to run.
@@ -10,6 +11,7 @@ So no test fails because of them. Each expression after -m has its own record.
 
 import json
 import resource
+import sys
 from collections import defaultdict
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -97,4 +99,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in table(seconds, old.get(ring, {})):
         terminalreporter.write_line(line)
     if config.getoption("--write-budget"):
-        RECORDED.write_text(json.dumps(merged(old, ring, seconds), indent=1, sort_keys=True) + "\n")
+        write(merged(old, ring, seconds))
+
+
+def write(budget: Mapping[str, dict[str, float]]) -> None:
+    """Write the records."""
+    RECORDED.write_text(json.dumps(budget, indent=1, sort_keys=True) + "\n")
+
+
+def main(name: str, *options: str) -> None:
+    """Print the steps of a program beside those of its record `name`; with --write, record them instead of the old."""
+    steps = {step: float(seconds) for seconds, step in (line.strip().split(" ", 1) for line in sys.stdin)}
+    old = records()
+    print(*table(steps, old.get(name, {}), most=len(steps)), sep="\n")
+    if options == ("--write",):
+        write({**old, name: steps})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
