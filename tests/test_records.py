@@ -1,78 +1,25 @@
-"""Every recorded figure names what it was made of and by: the images, and a commit that exists."""
+"""A record can be repeated: its command sets its params, its figures add up, and its images have a digest."""
 
-import io
 import json
 import shutil
 import subprocess
 import tarfile
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness import measuring
 from benchmarks.harness.measuring import RESULTS
 from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data import originals
 from pipeline.reruns import record
-from pipeline.reruns.record import Origin
 from tests.conftest import PROJECT, change
-from tests.documents import results
 from tests.documents.markdown import BLOCK
-from tests.documents.phrases import english
 from tests.helpers.projects import call, commit, create_project
 
-# Measured by code that is in no commit. Measure them again, then remove them here.
-TO_BE_MEASURED_AGAIN = set[str]()
 REPORTS = sorted((PROJECT / RESULTS).glob("*.json"))
 RECIPES = sorted((PROJECT / record.RECIPES).glob("*.json"))
-STUDIES = sorted((PROJECT / "results").glob("*/*.json"))
-A_DIGEST = "0123456789abcdef" * 4
-
-
-def git(*arguments: str) -> str:
-    """The output of Git in the project; empty if it fails."""
-    done = subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-@cache
-def history() -> set[str]:
-    """Every commit of the history. Skips the test if the clone has not all of it."""
-    if git("rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("needs a full clone: this one has not the whole history")
-    return set(git("rev-list", "HEAD").splitlines())
-
-
-def commit_of(report: dict[str, Any]) -> str:
-    """The commit that a report or a record names; empty if it names none."""
-    table = next((report[key] for key in ("conditions", "machine", "origin") if key in report), report)
-    return str(table.get("commit", ""))
-
-
-@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
-def test_a_measured_figure_is_of_a_commit_that_exists(path: Path) -> None:
-    """The benchmarks and the fault campaigns: the code was committed, and its commit is in the history."""
-    is_there = commit_of(json.loads(path.read_bytes())) in history()
-    assert is_there == (path.name not in TO_BE_MEASURED_AGAIN)
-
-
-@pytest.mark.parametrize("path", [path for path in REPORTS if path.stem.endswith("_cuda")], ids=lambda path: path.name)
-def test_a_figure_of_a_gpu_is_of_the_code_of_its_commit(path: Path, tmp_path: Path) -> None:
-    """A GPU machine has no repository, so a variable named the commit. The report also has the digest of the code."""
-    conditions = json.loads(path.read_bytes())["conditions"]
-    if conditions["commit"] not in history():
-        pytest.fail(f"no commit {conditions['commit']}")
-    archive = subprocess.run(
-        ["git", "archive", conditions["commit"], *measuring.CODE, "params.yaml"],
-        cwd=PROJECT, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(tmp_path, filter="data")
-    assert measuring.code(tmp_path) == conditions["code"]
 
 
 def digests(report: str) -> dict[str, str]:
@@ -94,25 +41,6 @@ def test_a_document_uses_every_report() -> None:
     """A link to it is there: also a generated table has one."""
     texts = "".join(path.read_text() for path in (PROJECT / "docs").glob("*.md"))
     assert [path.name for path in REPORTS if f"(../{RESULTS}/{path.name})" not in texts] == []
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_record_is_of_a_commit_that_exists(path: Path) -> None:
-    """Where it names one; a record without one is no row of the README's table."""
-    name = commit_of(json.loads(path.read_bytes()))
-    assert name == "" or name in history()
-
-
-def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
-    """The row has the beginnings of both hashes, and the command."""
-    study = record.read(PROJECT / record.RECIPES / "base.json")
-    path = tmp_path / record.RECIPES / "base.json"
-    path.parent.mkdir(parents=True)
-    record.write(path, replace(study, origin=Origin()))
-    assert len(results.table(english, tmp_path).splitlines()) == 2  # the head
-    record.write(path, replace(study, origin=Origin(A_DIGEST, A_DIGEST[:40])))
-    row = results.table(english, tmp_path).splitlines()[2]
-    assert f"`perennial folds --recipe base`, commit {A_DIGEST[:12]}, images {A_DIGEST[:12]} |" in row
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

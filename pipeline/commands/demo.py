@@ -13,14 +13,13 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.base import children, files, linux
+from pipeline.base import children, files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
-from pipeline.data import corrections, originals, split_report
+from pipeline.data import corrections, split_report
 from pipeline.evaluation import figures
 from pipeline.reruns import record, workcopy
 from pipeline.versioning import dvc_lock, programs
@@ -74,18 +73,11 @@ def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
     return [f"{path}: {actual.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
 
 
-def record_run(commit: str) -> None:
-    """Copy the params, metrics and dvc.lock of the run in FOLDER to the committed one, and write its origin.
-
-    `commit`: that of the code of the run.
-    """
+def record_run() -> None:
+    """Copy the params, metrics and dvc.lock of the run in FOLDER to the committed one."""
     for name in COPIED:
         (record.DEMO / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(FOLDER / name, record.DEMO / name)
-    paths = params.load(record.DEMO / params.FILE).paths
-    images = originals.locate(FOLDER / paths.images, FOLDER / paths.inbox)
-    origin = record.Origin(record.digest(images, linux.usable_cores()), commit)
-    files.write_json(record.DEMO / record.ORIGIN, asdict(origin))
 
 
 def cause(missing_features: Sequence[str]) -> str:
@@ -107,7 +99,6 @@ def main(arguments: Namespace) -> int:
     if missing_features:
         reason = f"{cause(missing_features)}: it runs with train.arithmetic: native, and its outputs will differ"
         print(f"demo: {reason}", flush=True)
-    commit = record.commit()
     try:
         create_copy(FOLDER, "native" if missing_features else "portable")
         if status := run(FOLDER):
@@ -116,7 +107,7 @@ def main(arguments: Namespace) -> int:
         value = f"exit status {error.returncode} in {FOLDER}/"
         raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
     if arguments.record:
-        record_run(commit)
+        record_run()
     print(f"\ndemo: done in {time.monotonic() - start:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")

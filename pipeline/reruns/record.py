@@ -19,7 +19,6 @@ from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")
 DEMO = Path("results/demo")  # the recorded run of `perennial demo`: its params, its dvc.lock, and its figures
-ORIGIN = "origin.json"  # beside the recorded dvc.lock
 CODE = ("pipeline", "requirements", "docker", "dvc.yaml")  # what a run is made by
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself
 STAGES = ("split", "prepare", "train", "evaluate")

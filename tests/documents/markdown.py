@@ -7,10 +7,10 @@ LINK, CODE = re.compile(r"\]\(([^)]+)\)"), re.compile(r"`[^`]+`")
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
-def anchors(path: Path) -> dict[str, int]:
-    """The anchor of each heading, as the Git hosts make it from the heading, and its number."""
+def anchors(path: Path) -> set[str]:
+    """The anchor of each heading, as the Git hosts make it from the heading."""
     titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): number for number, title in enumerate(titles)}
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def commands(text: str) -> list[str]:

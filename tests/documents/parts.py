@@ -20,7 +20,6 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
         "arithmetic": tables.arithmetic,
         "state": tables.state,
         "scale": tables.scale,
-        "formats": tables.formats,
     },
     "docs/presets.md": {
         "cpu": partial(tables.recipes, tables.OF_CPU),

@@ -16,7 +16,6 @@ PHRASES = {
     "drawn flowers": "程序绘制的花",
     "flower_photos, one fifth, tested in 5 folds": "flower_photos，五分之一，分 5 折测试",
     "flower_photos, all, tested in 5 folds": "flower_photos，全部，分 5 折测试",
-    "`{command}`, commit {commit}, images {images}": "`{command}`，提交 {commit}，图片 {images}",
     "{model}, {crop} pixels, {epochs} epochs": "{model}，{crop} 像素，{epochs} 轮",
     "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)": (
         "{accuracy:.3f}（{low:.3f} 至 {high:.3f}，{images} 张图片）"

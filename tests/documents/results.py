@@ -1,19 +1,14 @@
-"""The README's table of results, made from the committed figures in results/.
-
-A record that does not name its images and its commit is no row: it cannot be repeated.
-"""
+"""The README's table of results, made from the committed figures in results/."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, schema
+from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import record
-from pipeline.reruns.record import Origin
 from tests.conftest import PROJECT, read_params
 from tests.documents.phrases import Say
 
@@ -21,7 +16,6 @@ RECIPES = {  # name of the record → what was tested
     "mini": "flower_photos, one fifth, tested in 5 folds",
     "base": "flower_photos, all, tested in 5 folds",
 }
-DIGITS = 12  # of a commit and of the digest of the images
 
 
 def row(
@@ -30,13 +24,12 @@ def row(
     train: Mapping[str, Any],
     tested: int,
     on_test: Mapping[str, float],
-    source: tuple[str, Origin],
+    command: str,
     say: Say,
 ) -> str:
-    """A row: the data, the model and its settings, the accuracy on so many tested images, and the source."""
+    """A row: the data, the model and its settings, the accuracy on so many tested images, and the command."""
     settings = {key: train[key] for key in ("model", "crop", "epochs")}
     accuracy, low, high = (on_test[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-    command, origin = source
     parts = (
         say(title),
         f"{images:,}",
@@ -45,34 +38,26 @@ def row(
             "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
             accuracy=accuracy, low=low, high=high, images=f"{tested:,}",
         ),
-        say(
-            "`{command}`, commit {commit}, images {images}",
-            command=command, commit=origin.commit[:DIGITS], images=origin.images[:DIGITS],
-        ),
+        f"`{command}`",
     )  # fmt: skip
     return f"| {' | '.join(parts)} |"
 
 
-def of_demo(project: Path, say: Say) -> list[str]:
-    """The recorded demo as a row; none without its origin."""
-    folder = project / record.DEMO
-    if not (folder / record.ORIGIN).is_file():
-        return []
-    origin = schema.json_of(folder / record.ORIGIN, Origin, "")
+def of_demo(say: Say) -> str:
+    """The recorded demo as a row."""
+    folder = PROJECT / record.DEMO
     on_test = figures.by_name(figures.read(folder / "metrics", EvalFigures))
     images = figures.image_counts(files.read_csv(folder / "metrics" / split_report.IMAGES))
     train = read_params(folder / params.FILE)["train"]
-    return [row("drawn flowers", sum(images.values()), train, images["test"], on_test, ("make demo", origin), say)]
+    return row("drawn flowers", sum(images.values()), train, images["test"], on_test, "make demo", say)
 
 
-def of_recipe(path: Path, title: str, say: Say) -> list[str]:
-    """A study of all folds as a row: every image is tested. None without a record or its origin."""
-    if not path.is_file() or not (study := record.read(path)).origin.images:
-        return []
+def of_recipe(name: str, title: str, say: Say) -> str:
+    """A study of all folds as a row: every image is tested."""
+    study = record.read(PROJECT / record.RECIPES / f"{name}.json")
     train = {key.removeprefix("train."): value for key, value in study.params.items()}
     images = int(study.figures["images"])
-    source = f"perennial folds --recipe {path.stem}", study.origin
-    return [row(title, images, train, images, study.figures, source, say)]
+    return row(title, images, train, images, study.figures, f"perennial folds --recipe {name}", say)
 
 
 def recipes() -> str:
@@ -90,9 +75,9 @@ def recipes() -> str:
     return "\n".join(lines)
 
 
-def table(say: Say, project: Path = PROJECT) -> str:
+def table(say: Say) -> str:
     """The README's table of results."""
     titles = ("data", "images", "trained from scratch", "test accuracy (95 % interval)", "made by")
     head = [f"| {' | '.join(map(say, titles))} |", "|---|---|---|---|---|"]
-    studies = [of_recipe(project / record.RECIPES / f"{name}.json", title, say) for name, title in RECIPES.items()]
-    return "\n".join([*head, *of_demo(project, say), *(line for lines in studies for line in lines)])
+    studies = [of_recipe(name, title, say) for name, title in RECIPES.items()]
+    return "\n".join([*head, of_demo(say), *studies])

@@ -92,17 +92,6 @@ def scale() -> str:
     return table("stage | images | time | CPU time per image | memory, at most", cells)
 
 
-def formats() -> str:
-    """What formats of packed images keep of the project's promises, and what a read costs."""
-    cells = [
-        (name, f"{row['read_ms']:.2f} ms", f"{row['remote_ms']:.2f} ms" if "remote_ms" in row else "–",
-         f"{row['changed']:.0%}", *("yes" if row[fact] else "no" for fact in ("again", "noticed")))
-        for name, row in report("formats_cpu").items()
-    ]  # fmt: skip
-    titles = "format | random read | from a remote | changes with an image | equal bytes twice | notices a changed bit"
-    return table(titles, cells)
-
-
 def steps() -> str:
     """Speed and memory of a training step on a GPU, for each precision and for FusedSGD."""
     rows, times = report("steps_cuda"), report("steps_cuda", "figures")["times_fp32"]

@@ -1,6 +1,6 @@
 """Freezes processes of a real training or evaluation (SIGSTOP): each run ends in time and names the frozen process.
 
-    python -m tests.faults.frozen --timeout 20 --out benchmarks/results/frozen.json
+    python -m tests.faults.frozen --timeout 20
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
 processes). Each case starts `perennial train` in a copy of that folder, as DVC does. It waits for the first
