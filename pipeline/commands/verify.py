@@ -3,8 +3,7 @@
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
     perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
-    perennial verify --sign key.pem     either of them, and a signed statement of it in metrics/claims.jsonl
-    perennial verify --statement metrics/claims.jsonl --key key.pub      checks such statements; repeats nothing
+    perennial verify --json             any of them; if all is equal, stdout has a statement of it, for cosign to sign
     perennial verify --from <address>   the run that somebody else has published in a Git repository (--rev: a commit)
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
@@ -18,8 +17,8 @@ inputs from this folder's cache, takes nothing from the run cache, and writes to
 project's own is named before it runs. A copy of a file, say, would have the right hash, too, and would show nothing.
 
 Exit status: 0 if all that was repeated is equal; 3 if something differs; 4 if it cannot be repeated here: this machine
-cannot run it, or a stage failed; 1 if it is refused: the folder, an option, a statement or a stage's command is not
-what it has to be.
+cannot run it, or a stage failed; 1 if it is refused: the folder, an option or a stage's command is not what it has to
+be.
 
 Each state of the repeated training is compared with metrics/history.csv. At the first epoch with another state it ends.
 
@@ -33,7 +32,10 @@ results/demo/. Code may have changed since it was recorded: this is printed, and
 --from clones the repository, says what of its code is not this project's, and repeats its stages. This runs somebody
 else's code: in a container, if Docker has the project's image (`make image`; PERENNIAL_IMAGE names another one), else
 as your user. Nobody has to have the outputs: its dvc.lock has their hashes. Photos and weights of `dvc add` come from
-its remote. --sign writes claims.jsonl into this folder, for whoever publishes it.
+its remote.
+
+--json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (reruns/statement.py), or
+nothing if something differs.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
@@ -45,12 +47,14 @@ if the accuracies are significantly lower; 75 if it was stopped. Both options ke
 .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
+import json
 import secrets
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -220,37 +224,40 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
 
 
 def repeat_as_asked(arguments: Namespace) -> int:
-    """Repeat what the arguments name, here or in a clone, or check statements. Returns the exit status."""
-    if arguments.statement is not None:
-        print(*statement.check(Path(arguments.statement), Path(arguments.key)), sep="\n")
-        return 0
-    key = statement.read_private_key(Path(arguments.sign)) if arguments.sign is not None else None  # refused at once
-    if arguments.address is None:
-        return repeat_and_sign(arguments, key, statement.FILE)
-    claims = Path(statement.FILE.name).absolute()
-    with clone.of(arguments.address, arguments.rev):
-        return repeat_and_sign(arguments, key, claims)
+    """Repeat what the arguments name, here or in a clone. Returns the exit status."""
+    with clone.of(arguments.address, arguments.rev) if arguments.address is not None else nullcontext():
+        if not arguments.json:
+            return repeat_part(arguments, new_seed(arguments))
+        with redirect_stdout(sys.stderr):
+            seed = new_seed(arguments)
+            stated = state(arguments, seed)  # before any stage runs
+            status = repeat_part(arguments, seed)
+        if status == 0:
+            print(json.dumps(stated, indent=2, sort_keys=True))
+        return status
 
 
-def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Path) -> int:
-    """Repeat what the arguments name, and state the result in `claims` if there is a key. Returns the exit status."""
-    if key and not has_own_lock():
-        raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
-    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
-    if key:  # what is stated is read before any stage runs
-        config = params.load()
-        tests = stages(config, dvc_lock.read(), arguments.stage)
-        if arguments.audit is not None:
-            tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
-        drafts = [statement.make(config, programs.last_commit(), tests, passed) for passed in (False, True)]
+def new_seed(arguments: Namespace) -> int:
+    """The seed that draws what --audit repeats."""
+    return secrets.randbelow(2**32) if arguments.seed is None else int(arguments.seed)
+
+
+def repeat_part(arguments: Namespace, seed: int) -> int:
+    """Repeat all stages, one, or the segments of the training that the seed draws. Returns the exit status."""
     if arguments.audit is None:
-        status = verify(arguments.stage, arguments.address is not None, arguments.on)
-    else:
-        status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
-    if key:
-        statement.add(statement.sign(drafts[status == 0], key), claims)
-        print(f"verify: {claims} has a signed statement of this")
-    return status
+        return verify(arguments.stage, arguments.address is not None, arguments.on)
+    return segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
+
+
+def state(arguments: Namespace, seed: int) -> dict[str, Any]:
+    """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
+    if not has_own_lock():
+        raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    config = params.load()
+    tests = stages(config, dvc_lock.read(), arguments.stage)
+    if arguments.audit is not None:
+        tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
+    return statement.make(config, programs.last_commit(), tests)
 
 
 def main(arguments: Namespace) -> int:
