@@ -71,21 +71,22 @@ def test_a_statement_differs_by_the_kind_of_machine_alone(run: Path, monkeypatch
 
 @pytest.mark.parametrize("status", [0, 1, DIFFERENT, NOT_HERE])
 def test_stdout_has_the_statement_alone(
-    run: Path, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is of the commit and the dvc.lock before the repetition. Only a success is stated; lines go to stderr."""
     before = programs.last_commit()
 
     def repeat(*_: object) -> int:
-        print("verify: repeating train")
+        print("verify: repeating train", flush=True)
+        subprocess.run(["echo", "train: epoch 1"], check=True)  # a training prints to the stdout that it gets
         files.write_text(run / "dvc.lock", LOCK.replace("abc", "def"))
         commit(run)
         return status
 
     monkeypatch.setattr(verify, "verify", repeat)
     assert verify.repeat_as_asked(parse("verify", ["--json"])) == status
-    out, err = capsys.readouterr()
-    assert err == "verify: repeating train\n"
+    out, err = capfd.readouterr()
+    assert err == "verify: repeating train\ntrain: epoch 1\n"
     if status:
         assert out == ""
         return

@@ -48,13 +48,14 @@ if the accuracies are significantly lower; 75 if it was stopped. Both options ke
 """
 
 import json
+import os
 import secrets
 import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,13 +229,26 @@ def repeat_as_asked(arguments: Namespace) -> int:
     with clone.of(arguments.address, arguments.rev) if arguments.address is not None else nullcontext():
         if not arguments.json:
             return repeat_part(arguments, new_seed(arguments))
-        with redirect_stdout(sys.stderr):
+        with stdout_to_stderr():
             seed = new_seed(arguments)
             stated = state(arguments, seed)  # before any stage runs
             status = repeat_part(arguments, seed)
         if status == 0:
             print(json.dumps(stated, indent=2, sort_keys=True))
         return status
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """A block in which what this process and its children print, such as a training, goes to stderr."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def new_seed(arguments: Namespace) -> int:
