@@ -92,8 +92,6 @@ def verify(parser: Parser) -> None:
         "--audit", metavar="SHARE", type=share, help="repeat this share of the training, drawn at random, from the "
         "states in states/ (run.keep_states)",
     )  # fmt: skip
-    parser.add_argument("--from", dest="address", metavar="ADDRESS", help="clone this Git repository, and repeat there")
-    parser.add_argument("--rev", metavar="REV", default="HEAD", help="with --from: a commit, branch or tag")
     parser.add_argument(
         "--json", action="store_true", help="for programs: if all is equal, an in-toto statement, which cosign can sign"
     )
@@ -251,18 +249,14 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         with_seeds = arguments.elsewhere or arguments.record_seeds is not None
         if arguments.seeds is not None and not arguments.elsewhere:
             parser.error("--seeds: only with --elsewhere")
-        if arguments.address is None and arguments.rev != "HEAD":
-            parser.error("--rev: only with --from")
-        if arguments.address is not None and (with_seeds or arguments.stage or arguments.audit):
-            parser.error("--from: only with --rev and --json")
         if arguments.json and with_seeds:
             parser.error("--json: not with --elsewhere or --record-seeds")
         if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):
             parser.error("--seed, --part, --processes: only with --audit")
         if arguments.jobs != 1 and not with_seeds:
             parser.error("--jobs: only with --elsewhere or --record-seeds")
-        if arguments.on and (arguments.audit is not None or arguments.address is not None):
-            parser.error("--on: not with --audit (--part divides it among machines) or --from")
+        if arguments.on and arguments.audit is not None:
+            parser.error("--on: not with --audit (--part divides it among machines)")
     return arguments
 
 

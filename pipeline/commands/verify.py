@@ -4,11 +4,10 @@
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
     perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
     perennial verify --json             any of them; if all is equal, stdout has a statement of it, for cosign to sign
-    perennial verify --from <address>   the run that somebody else has published in a Git repository (--rev: a commit)
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
-    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit, --from)
+    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -29,10 +28,9 @@ train.parallel elastic, another number of them.
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
 
---from clones the repository, says what of its code is not this project's, and repeats its stages. This runs somebody
-else's code: in a container, if Docker has the project's image (`make image`; PERENNIAL_IMAGE names another one), else
-as your user. Nobody has to have the outputs: its dvc.lock has their hashes. Photos and weights of `dvc add` come from
-its remote.
+In a clone of what somebody else has published, nobody has to have the outputs: its dvc.lock has their hashes, and every
+stage is repeated. This runs somebody else's code, this check among it, as your user. Photos and weights of `dvc add`
+come from its remote.
 
 --json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (reruns/statement.py), or
 nothing if something differs.
@@ -55,7 +53,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +64,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
-from pipeline.reruns import clone, comparison, container, folder, record, repetition, runner, segments, statement
+from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job, Slot
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
@@ -84,25 +82,25 @@ class LockedRun:
     stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
-    in_clone: bool = False  # somebody else's, see reruns/clone.py
     on: str = ""  # a value of --on
 
 
-def verify(only: str | None, in_clone: bool = False, on: str = "") -> int:
+def verify(only: str | None, on: str = "") -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing. `on`: a value of --on.
-    Raises UserError if this folder is not clean, or if a stage fails.
+    `on`: a value of --on. Raises UserError if this folder is not clean, or if a stage fails.
     """
-    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not (has_own_lock() or in_clone):
+    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
         return verify_recorded(recorded, only, on)
-    if only is not None and only not in (names := dvc_lock.read()):
+    names = dvc_lock.read()
+    if only is not None and only not in names:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
-    config, stage_hashes = clone.checked() if in_clone else folder.checked(on)
+    in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
+    config, stage_hashes = clone.checked(on) if in_clone else folder.checked(on)
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone, on), stages, targets, *options)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, on), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -135,12 +133,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
     if not stages:
         raise UserError(Fault(str(lock), "no stage that can be repeated", "missing", remedy="perennial repro"))
-    faults, image = folder.foreign_commands(stages), ""
-    if locked_run.in_clone:
-        errors.raise_if_any(faults)
-        image = container.image()
-        where = f"in a container of the image {image}" if image else "here, as your user"
-        print(f"verify: somebody's code runs {where}", flush=True)
+    faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     places = runner.slots(locked_run.config, 1, locked_run.on)
@@ -159,8 +152,6 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
-        if image:
-            job = container.inside(job, image, Path.cwd(), copy.config)
         failures = run(job, places)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
@@ -225,17 +216,16 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
 
 
 def repeat_as_asked(arguments: Namespace) -> int:
-    """Repeat what the arguments name, here or in a clone. Returns the exit status."""
-    with clone.of(arguments.address, arguments.rev) if arguments.address is not None else nullcontext():
-        if not arguments.json:
-            return repeat_part(arguments, new_seed(arguments))
-        with stdout_to_stderr():
-            seed = new_seed(arguments)
-            stated = state(arguments, seed)  # before any stage runs
-            status = repeat_part(arguments, seed)
-        if status == 0:
-            print(json.dumps(stated, indent=2, sort_keys=True))
-        return status
+    """Repeat what the arguments name. Returns the exit status."""
+    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+    if not arguments.json:
+        return repeat_part(arguments, seed)
+    with stdout_to_stderr():
+        stated = state(arguments, seed)  # before any stage runs
+        status = repeat_part(arguments, seed)
+    if status == 0:
+        print(json.dumps(stated, indent=2, sort_keys=True))
+    return status
 
 
 @contextmanager
@@ -251,15 +241,10 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def new_seed(arguments: Namespace) -> int:
-    """The seed that draws what --audit repeats."""
-    return secrets.randbelow(2**32) if arguments.seed is None else int(arguments.seed)
-
-
 def repeat_part(arguments: Namespace, seed: int) -> int:
     """Repeat all stages, one, or the segments of the training that the seed draws. Returns the exit status."""
     if arguments.audit is None:
-        return verify(arguments.stage, arguments.address is not None, arguments.on)
+        return verify(arguments.stage, arguments.on)
     return segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
 
 
