@@ -73,9 +73,9 @@ def set_up_interpreter() -> None:
         sys.stderr.reconfigure(line_buffering=True, write_through=False)
 
 
-def announce(name: str, command: Command) -> None:
-    """Print what a command does."""
-    descriptor = 2 if command.answers else 1
+def announce(name: str, command: Command, answers: bool) -> None:
+    """Print what a command does. `answers`: not on stdout, which programs read."""
+    descriptor = 2 if answers else 1
     if command.group and (descriptor == 1 or os.isatty(descriptor)):
         with suppress(OSError):  # not with print: what it cannot write, it would try to write again at the end
             os.write(descriptor, f"{name}: {command.help}\n".encode())
@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     arguments = parse(name, rest)
     set_up_interpreter()
-    announce(name, COMMANDS[name])
+    announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))
 
     def run() -> int:
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.

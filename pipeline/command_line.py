@@ -92,11 +92,9 @@ def verify(parser: Parser) -> None:
         "--audit", metavar="SHARE", type=share, help="repeat this share of the training, drawn at random, from the "
         "states in states/ (run.keep_states)",
     )  # fmt: skip
-    mode.add_argument("--statement", metavar="FILE", help="check the signed statements in a file, and repeat nothing")
-    parser.add_argument("--from", dest="address", metavar="ADDRESS", help="clone this Git repository, and repeat there")
-    parser.add_argument("--rev", metavar="REV", default="HEAD", help="with --from: a commit, branch or tag")
-    parser.add_argument("--key", metavar="FILE", help="with --statement: the public key (PEM, Ed25519)")
-    parser.add_argument("--sign", metavar="FILE", help="the private key of a statement in metrics/claims.jsonl")
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: if all is equal, an in-toto statement, which cosign can sign"
+    )
     parser.add_argument("--seed", metavar="N", type=int, help="with --audit: draws the segments (default: a new one)")
     parser.add_argument(
         "--part", metavar="K/N", type=part, default=(1, 1), help="with --audit: a part of what is drawn"
@@ -251,20 +249,14 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         with_seeds = arguments.elsewhere or arguments.record_seeds is not None
         if arguments.seeds is not None and not arguments.elsewhere:
             parser.error("--seeds: only with --elsewhere")
-        if (arguments.statement is None) != (arguments.key is None):
-            parser.error("--statement and --key: only together")
-        if arguments.address is None and arguments.rev != "HEAD":
-            parser.error("--rev: only with --from")
-        if arguments.address is not None and (with_seeds or arguments.statement or arguments.stage or arguments.audit):
-            parser.error("--from: only with --rev and --sign")
-        if arguments.sign is not None and (with_seeds or arguments.statement is not None):
-            parser.error("--sign: not with --elsewhere, --record-seeds or --statement")
+        if arguments.json and with_seeds:
+            parser.error("--json: not with --elsewhere or --record-seeds")
         if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):
             parser.error("--seed, --part, --processes: only with --audit")
         if arguments.jobs != 1 and not with_seeds:
             parser.error("--jobs: only with --elsewhere or --record-seeds")
-        if arguments.on and (arguments.audit is not None or arguments.statement or arguments.address is not None):
-            parser.error("--on: not with --audit (--part divides it among machines), --statement or --from")
+        if arguments.on and arguments.audit is not None:
+            parser.error("--on: not with --audit (--part divides it among machines)")
     return arguments
 
 

@@ -1,18 +1,15 @@
-"""`perennial verify --from` repeats what somebody else has published, and refuses what was tampered with."""
+"""`perennial verify` in a clone repeats what somebody else has published, and refuses what was tampered with."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
-from pipeline.config.machine import PROJECT
-from pipeline.config.params import Params
-from pipeline.reruns import clone, container
-from pipeline.reruns.runner import Job
+from pipeline.reruns import clone
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
 
@@ -28,28 +25,27 @@ def published(finished: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def checker(finished: Path, tmp_path: Path) -> Path:
-    """Somebody's own project, in which `perennial verify --from` is called."""
-    (tmp_path / "temporary").mkdir()
-    call(finished, "git", "clone", "--quiet", str(finished), str(tmp_path / "checker"))
-    return tmp_path / "checker"
+def cloned(published: Path) -> Path:
+    """A clone of it; TMPDIR for the work copy of `perennial verify` is beside it."""
+    (published.parent / "temporary").mkdir()
+    call(published.parent, "git", "clone", "--quiet", str(published), "clone")
+    return published.parent / "clone"
 
 
 @REPEATS
-def test_a_published_run_is_repeated_and_signed(published: Path, checker: Path) -> None:
-    """Nobody needs its outputs. Its code is compared with this project's. The clone is removed."""
-    call(checker, "openssl", "genpkey", "-algorithm", "ed25519", "-out", "../key.pem")
-    call(checker, "openssl", "pkey", "-in", "../key.pem", "-pubout", "-out", "../key.pub")
-    done = verify(checker, f"--from={published}", "--sign", "../key.pem")
+def test_a_published_run_is_repeated_and_stated(published: Path) -> None:
+    """Nobody needs its outputs, and the clone gets none."""
+    folder = cloned(published)
+    done = verify(folder, "--json")
     assert done.returncode == 0, done.stderr
-    assert "its code is that of this project here" in done.stdout
     outs = [out for hashes in dvc_lock.read(published / dvc_lock.LOCK).values() for out in hashes["outs"]]
-    lines = done.stdout.splitlines()
+    lines = done.stderr.splitlines()
     assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
-    stated = verify(checker, "--statement", "claims.jsonl", "--key", "../key.pub")
-    assert stated.returncode == 0, stated.stderr
-    assert "PASSED: download; split; " in stated.stdout
+    stated = json.loads(done.stdout)
+    assert [each["name"] for each in stated["subject"]] == ["dvc.lock"]
+    assert stated["predicate"]["passedTests"][:2] == ["download", "split"]
+    assert call(folder, "git", "status", "--porcelain").stdout == ""
+    assert not (folder / "models/model.json").exists()
 
 
 def other_hash(project: Path) -> None:
@@ -60,11 +56,11 @@ def other_hash(project: Path) -> None:
 
 
 @pytest.mark.nightly("every stage under DVC, twice; make test-ci has a true claim, and a false one of verify")
-def test_a_false_claim_differs(published: Path, checker: Path) -> None:
+def test_a_false_claim_differs(published: Path) -> None:
     """Although its code is this project's."""
     other_hash(published)
     commit(published)
-    done = verify(checker, f"--from={published}")
+    done = verify(cloned(published))
     assert done.returncode == DIFFERENT, done.stderr
     assert "verify: differs: models/model.json" in done.stdout
 
@@ -80,11 +76,11 @@ def without_a_run(project: Path) -> None:
 
 
 @pytest.mark.nightly("every stage under DVC; make test-ci repeats a claim")
-def test_an_output_in_the_commit_is_no_result(published: Path, checker: Path) -> None:
+def test_an_output_in_the_commit_is_no_result(published: Path) -> None:
     """It is removed before the stages run, so a stage that does not run has none."""
     without_a_run(published)
     commit(published)
-    done = verify(checker, f"--from={published}")
+    done = verify(cloned(published))
     assert done.returncode == NOT_HERE, done.stdout
     assert "models/README.md" in done.stderr
 
@@ -149,6 +145,11 @@ def cut(project: Path) -> None:
     lock.write_text(text[: text.index("path: ", len(text) // 2) + len("pa")])
 
 
+def hiding(project: Path) -> None:
+    """A file that hides a library, with what a DVC would answer for which nothing has changed."""
+    (project / "dvc.py").write_text("print('{}')\n")
+
+
 @pytest.mark.parametrize(
     ("tamper", "key", "status"),
     [
@@ -164,9 +165,6 @@ def cut(project: Path) -> None:
         pytest.param(copying, "the stage evaluate", 1, marks=AGAIN),
         pytest.param(outside, "dvc.lock", 1, marks=AGAIN),
         pytest.param(cut, "dvc.lock", 1, marks=AGAIN),
-        pytest.param(
-            lambda project: (project / "pipeline/__main__.py").unlink(), "pipeline/__main__.py", 1, marks=AGAIN
-        ),
         pytest.param(edited("params.yaml", "device: cpu", "device: cuda"), "train.device", NOT_HERE, marks=AGAIN),
         (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", NOT_HERE),
         (compiled, "pipeline/stages/__pycache__/evaluate.cpython-311.pyc", 1),
@@ -174,79 +172,37 @@ def cut(project: Path) -> None:
         pytest.param(other_figures, "metrics/eval.json", 1, marks=AGAIN),
         pytest.param(other_folder, "data/pretrained/a.dvc", 1, marks=AGAIN),
         pytest.param(other_cache, ".dvc/config", 1, marks=AGAIN),
-        pytest.param(lambda project: (project / "dvc.lock").unlink(), "dvc.lock", 1, marks=AGAIN),
+        (hiding, "dvc.py", 1),
     ],
     ids=[
-        "code", "params", "pin", "command", "copy", "outside", "cut", "no project", "GPU", "packages", "compiled",
-        "link", "figures", "folder", "cache", "no lock",
+        "code", "params", "pin", "command", "copy", "outside", "cut", "GPU", "packages", "compiled", "link", "figures",
+        "folder", "cache", "hiding",
     ],
 )  # fmt: skip
 def test_a_repository_that_cannot_be_checked_is_refused(
-    published: Path, checker: Path, tamper: Callable[[Path], None], key: str, status: int
+    published: Path, tamper: Callable[[Path], None], key: str, status: int
 ) -> None:
     """Before any of its stages runs. The fault has its key."""
     tamper(published)
     commit(published)
-    done = verify(checker, f"--from={published}")
+    done = verify(cloned(published))
     assert done.returncode == status, done.stderr
     assert any(line.startswith(f"verify: {key}: ") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_what_is_not_there_is_refused(published: Path, checker: Path) -> None:
-    """No repository, and no such revision."""
-    for words, key, status in (
-        (("--from=../nothing",), "git clone ", NOT_HERE), ((f"--from={published}", "--rev", "none"), "--rev: ", 1)
-    ):  # fmt: skip
-        done = verify(checker, *words)
-        assert done.returncode == status
-        assert f"verify: {key}" in done.stderr
-
-
-def test_an_address_is_no_option(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the name of an option is cloned. The current folder is the clone, and afterwards that of before."""
-    published.rename(published.with_name("--bare"))
-    monkeypatch.chdir(published.parent)
-    with clone.of("--bare", "HEAD"):
-        assert dvc_lock.LOCK.is_file()
-    assert Path.cwd() == published.parent
-
-
 @AGAIN
-def test_an_image_that_is_asked_for_has_to_be_there(
-    published: Path, checker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing runs on the host instead."""
-    monkeypatch.setenv(container.VARIABLE, "no-such-image")
-    done = verify(checker, f"--from={published}")
-    assert done.returncode == NOT_HERE
-    assert f"verify: {container.VARIABLE}: no-such-image" in done.stderr
+def test_one_stage_needs_its_inputs(published: Path) -> None:
+    """They are missing in a clone. The refusal says what brings them."""
+    done = verify(cloned(published), "--stage", "train")
+    assert done.returncode == 1
+    assert any(line.startswith("verify: data/packed: ") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_the_container_is_as_confined_as_the_projects_own(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the limits of docker/compose.yaml. It can write to the work copy, DVC's cache and the archives alone."""
-    monkeypatch.chdir(published)
-    words = container.inside(Job("a", published / "copy", ()), "image", published, Params()).python
-    service = YAML(typ="safe", pure=True).load(PROJECT / "docker/compose.yaml")["services"]["repro-cpu"]
-    limits = {
-        "--read-only", *(f"--cap-drop={each}" for each in service["cap_drop"]),
-        *(f"--security-opt={each}" for each in service["security_opt"]), f"--pids-limit={service['pids_limit']}",
-        *(f"--tmpfs={each}" for each in service["tmpfs"]), f"--shm-size={service['shm_size']}", "--memory=0",
-    }  # fmt: skip
-    assert limits <= set(words)
-    folders = [word.removeprefix("--volume=").split(":") for word in words if word.startswith("--volume=")]
-    writable = {Path(source).relative_to(published).as_posix() for source, _, *mode in folders if mode != ["ro"]}
-    assert writable == {"copy", ".dvc/cache", "data/archives"}
-
-
-def test_what_a_stage_could_import_is_named(published: Path, checker: Path) -> None:
-    """Files beside the code that hide a library, in a branch. DVC itself imports none of them."""
-    call(published, "git", "checkout", "--quiet", "-b", "tampered")
-    (published / "torch.py").write_text("raise SystemExit(1)\n")
-    (published / "dvc.py").write_text("print('{}')\n")
-    edited("params.yaml", "device: cpu", "device: cuda")(published)
-    commit(published)
-    call(published, "git", "checkout", "--quiet", "-")
-    done = verify(checker, f"--from={published}", "--rev", "tampered")
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("verify: commit "))
-    assert "dvc.py, torch.py" in line
-    assert done.returncode == NOT_HERE  # the GPU
+def test_what_hides_a_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a package beside the code with the name of a library. Python finds the user's own programs as ever."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("torch.py", "json/__init__.py", "plots.py", "torch/functional.py", "tests/__init__.py", "torch.txt")
+    for name in names:
+        files.write_text(Path(name), "")
+    assert [clone.hidden_library(Path(name)) for name in names] == ["torch", "json", "", "", "", ""]

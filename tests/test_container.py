@@ -17,8 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from pipeline.commands import doctor
 from pipeline.config import machine, params, validity
+from pipeline.planning import locked
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.trainings import small_world
 
@@ -137,7 +137,7 @@ def test_a_package_is_in_one_lock() -> None:
     """What a run needs is in lock.txt; what only tests and linters need is in test.txt: it makes no stage run again."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     run, tests = (
-        {doctor.canonical_name(Requirement(line).name) for line in lines}
+        {locked.canonical_name(Requirement(line).name) for line in lines}
         for lines in (project["project"]["dependencies"], project["dependency-groups"]["test"])
     )
     assert run <= packages_of("lock.txt")

@@ -52,7 +52,7 @@ TEMPLATES = [str(path.relative_to(PROJECT)) for path in sorted((PROJECT / ".gith
 def test_a_document_names_commands_that_exist(document: str) -> None:
     """Every target of make, and every command of the program with its options and arguments."""
     for line in commands((PROJECT / document).read_text()):
-        for command in re.split(r"&&|;|\|", line):
+        for command in re.split(r"&&|;|\||\s>\s", line):
             if target := re.match(r"\s*(?:\w+=\S+ )*make ([\w-]+)", command):
                 assert target[1] in TARGETS, command
             if call := re.search(r"(?:^|\s)perennial ([a-z].*)", command):

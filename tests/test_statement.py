@@ -1,145 +1,105 @@
-"""A signed statement says who repeated which run; another signature, subject or commit is refused."""
+"""`perennial verify --json` states what was repeated, of which commit, and on which kind of CPU."""
 
-import base64
+import hashlib
 import json
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pipeline.base import files
-from pipeline.base.errors import Kind
+from pipeline.base.errors import DIFFERENT, NOT_HERE
+from pipeline.command_line import parse
+from pipeline.commands import verify
 from pipeline.config import machine
 from pipeline.config.params import Params
 from pipeline.reruns import statement
 from pipeline.versioning import programs
-from tests.helpers.projects import commit
-from tests.helpers.refusals import refuses
+from tests.conftest import read_params, write_params
+from tests.helpers import starts
+from tests.helpers.projects import commit, stages_folder
 
-COMMIT = "its commit"
+LOCK = "stages:\n  train:\n    outs:\n    - path: models/model.safetensors\n      md5: abc\n"
 
 
 @pytest.fixture
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ed25519PrivateKey:
-    """A key whose public half is in key.pub, in the folder of a run that is committed; the current folder."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that is committed; the current folder."""
     monkeypatch.chdir(tmp_path)
-    key = Ed25519PrivateKey.generate()
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    Path("key.pub").write_bytes(public)
     files.write_text(Path("models/model.safetensors"), "weights")
-    files.write_text(Path("dvc.lock"), "outputs")
+    files.write_text(Path("dvc.lock"), LOCK)
     files.write_text(Path(".gitignore"), "models\n")
+    write_params(Path("params.yaml"), read_params())
     subprocess.run(["git", "init", "--quiet"], check=True)
     commit(Path())
-    return key
+    return tmp_path
 
 
-def made(passed: bool = True) -> dict[str, Any]:
+def made() -> dict[str, Any]:
     """The statement of a repetition of this folder's run."""
-    return statement.make(Params(), programs.last_commit(), ["every stage"], passed)
+    return statement.make(Params(), programs.last_commit(), ["every stage"])
 
 
-def check() -> list[str]:
-    """The sentences of the statements in the current folder."""
-    return statement.check(statement.FILE, Path("key.pub"))
-
-
-def test_statements_of_two_kinds_of_machines_are_checked(
-    key: Ed25519PrivateKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each kind has its line, once. The commit that adds them changes nothing of what they say."""
-    for cpu in ("one", "one", "another"):
-        monkeypatch.setattr(machine, "cpu_name", lambda cpu=cpu: cpu)
-        statement.add(statement.sign(made(), key))
-    commit(Path())
-    first, second = check()
-    assert "cpu one" in first
-    assert "cpu another" in second
-
-
-def test_the_envelope_is_one_that_other_programs_check(key: Ed25519PrivateKey) -> None:
-    """DSSE signs the type and the payload with their lengths; the payload is a Statement v1 with a test result."""
-    envelope = json.loads(statement.sign(made(), key))
-    payload = base64.b64decode(envelope["payload"])
-    name = envelope["payloadType"]
-    signed = f"DSSEv1 {len(name)} {name} {len(payload)} ".encode() + payload
-    key.public_key().verify(base64.b64decode(envelope["signatures"][0]["sig"]), signed)
-    content = json.loads(payload)
+def test_a_statement_is_one_that_other_programs_read(run: Path) -> None:
+    """An in-toto Statement v1 with a test result. It names dvc.lock, the model, the commit and the kind of CPU."""
+    content = made()
     assert content["_type"] == "https://in-toto.io/Statement/v1"
     assert content["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
-    assert [each["name"] for each in content["subject"]] == ["dvc.lock", "models/model.safetensors"]
+    assert {each["name"]: each["digest"] for each in content["subject"]} == {
+        name: {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+        for name, text in (("dvc.lock", LOCK), ("models/model.safetensors", "weights"))
+    }
     assert content["predicate"]["result"] == "PASSED"
+    assert content["predicate"]["passedTests"] == ["every stage"]
+    (configuration,) = content["predicate"]["configuration"]
+    assert configuration["digest"] == {"gitCommit": programs.last_commit()}
+    assert configuration["annotations"].keys() == {"cpu", "cpu_capability", "arithmetic", "device"}
 
 
-def other_subject(content: dict[str, Any]) -> None:
-    content["subject"][1]["digest"]["sha256"] = "0" * 64
+def test_a_statement_differs_by_the_kind_of_machine_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time and no host. In a clone without the outputs, dvc.lock is its only subject."""
+    monkeypatch.setattr(machine, "cpu_name", lambda: "one")
+    first = made()
+    assert made() == first
+    monkeypatch.setattr(machine, "cpu_name", lambda: "another")
+    assert made() != first
+    (run / "models/model.safetensors").unlink()
+    assert [each["name"] for each in made()["subject"]] == ["dvc.lock"]
 
 
-def unknown_commit(content: dict[str, Any]) -> None:
-    content["predicate"]["configuration"][0]["digest"]["gitCommit"] = "0" * 40
-
-
-def no_hash(content: dict[str, Any]) -> None:
-    content["predicate"]["configuration"][0]["digest"]["gitCommit"] = "--help"
-
-
-def failed(content: dict[str, Any]) -> None:
-    content["predicate"]["result"] = "FAILED"
-
-
-def no_test_result(content: dict[str, Any]) -> None:
-    content["predicateType"] = "https://slsa.dev/provenance/v1"
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [(other_subject, "differs"), (unknown_commit, "differs"), (no_hash, "differs"), (failed, "differs"),
-     (no_test_result, "damaged")],
-)  # fmt: skip
-def test_what_is_not_of_this_run_is_refused(
-    key: Ed25519PrivateKey, change: Callable[[dict[str, Any]], None], kind: Kind
+@pytest.mark.parametrize("status", [0, 1, DIFFERENT, NOT_HERE])
+def test_stdout_has_the_statement_alone(
+    run: Path, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Although its signature is right."""
-    content = made()
-    change(content)
-    statement.add(statement.sign(content, key))
-    with refuses((f"{statement.FILE}, line 1", kind)):
-        check()
+    """It is of the commit and the dvc.lock before the repetition. Only a success is stated; lines go to stderr."""
+    before = programs.last_commit()
+
+    def repeat(*_: object) -> int:
+        print("verify: repeating train", flush=True)
+        subprocess.run(["echo", "train: epoch 1"], check=True)  # a training prints to the stdout that it gets
+        files.write_text(run / "dvc.lock", LOCK.replace("abc", "def"))
+        commit(run)
+        return status
+
+    monkeypatch.setattr(verify, "verify", repeat)
+    assert verify.repeat_as_asked(parse("verify", ["--json"])) == status
+    out, err = capfd.readouterr()
+    assert err == "verify: repeating train\ntrain: epoch 1\n"
+    if status:
+        assert out == ""
+        return
+    content = json.loads(out)
+    assert content["predicate"]["passedTests"] == ["train"]
+    assert content["predicate"]["configuration"][0]["digest"]["gitCommit"] == before
+    assert content["subject"][0]["digest"]["sha256"] == hashlib.sha256(LOCK.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("of", ["the commit before", "another key", "another payload", "no signature", "half a line"])
-def test_what_was_not_signed_is_refused(key: Ed25519PrivateKey, of: str) -> None:
-    """A line of another run, of another key, with other content, and what is no envelope."""
-    line = statement.sign(made(), key)
-    envelope = json.loads(line)
-    kind: Kind = "differs"
-    if of == "the commit before":
-        files.write_text(Path("dvc.lock"), "other outputs")
-        commit(Path())
-    elif of == "another key":
-        line = statement.sign(made(), Ed25519PrivateKey.generate())
-    elif of == "another payload":
-        line = json.dumps(envelope | {"payload": base64.b64encode(json.dumps(made(False)).encode()).decode()})
-    elif of == "no signature":
-        line, kind = json.dumps(envelope | {"signatures": []}), "damaged"
-    else:
-        line, kind = line[: len(line) // 2], "damaged"
-    statement.add(line)
-    with refuses((f"{statement.FILE}, line 1", kind)):
-        check()
-
-
-def test_keys_of_another_kind_are_refused(key: Ed25519PrivateKey) -> None:
-    """Before anything is repeated: a missing file, text, and the public half."""
-    Path("text").write_text("text")
-    for name in ("none", "text", "key.pub"):
-        with refuses((name, "value")):
-            statement.read_private_key(Path(name))
-    with refuses(("text", "value")):
-        statement.check(statement.FILE, Path("text"))
-    with refuses((str(statement.FILE), "missing")):
-        check()
+def test_without_a_run_there_is_nothing_to_state(tmp_path: Path) -> None:
+    """The recorded demo has no dvc.lock here that a statement could name. Nothing is printed for programs."""
+    folder = stages_folder(tmp_path / "folder")
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    done = starts.run([sys.executable, "-m", "pipeline", "verify", "--json"], cwd=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("verify: --json: no dvc.lock here")

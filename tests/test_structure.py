@@ -28,7 +28,7 @@ FRAME = "pipeline.stages.frame"
 SHARED = {FRAME, "pipeline.stages.launch"}  # the modules of the stages and commands that others of them import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "versioning.dvc_lock"},
-    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges", "reruns.statement"},
+    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
     "pydantic_core": {"config.document"},
     "PIL": {
         "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic", "reporting.thumbnails",
@@ -49,7 +49,7 @@ OWNERS = {  # a library → the modules that import it
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),
-    "shtab": {"command_line"}, "cryptography": {"reruns.statement"},
+    "shtab": {"command_line"},
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.nodes", "engine.distributed", "engine.launchers"}  # stores, exchanges

@@ -25,6 +25,7 @@ from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
 from pipeline.data import originals
+from pipeline.planning import locked
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 TESTS = Path("requirements/test.txt")
@@ -199,24 +200,14 @@ def packages(lock: str, tests: str) -> Finding:
 
     `lock` and `tests` are the texts of requirements/lock.txt and requirements/test.txt.
     """
-    needed, optional = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)) for text in (lock, tests))
-    installed = {canonical_name(package.name): package.version for package in importlib.metadata.distributions()}
-    present = {name: version for name, version in optional.items() if name in installed}
-    different = [
-        f"{name} {installed.get(name, 'missing')} (locked: {version})"
-        for name, version in sorted((needed | present).items())
-        if installed.get(name) != version
-    ]
-    same = sum(installed.get(name) == version for name, version in needed.items())
+    needed, installed = locked.versions(lock), locked.installed()
+    optional = {name: version for name, version in locked.versions(tests).items() if name in installed}
+    different = locked.differences(needed | optional)
+    same = len(needed) - len(locked.differences(needed))
     fault = ""
     if different:
         fault = f"{', '.join(different)}: install the locked versions: make -B setup, or make image for the container"
     return Finding("packages", f"{same} as in {machine.LOCKED_PACKAGES}, {len(different)} not as locked", fault)
-
-
-def canonical_name(name: str) -> str:
-    """A package's name in lower case with single hyphens, as Python's packaging tools compare names (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main(_: Namespace) -> int:

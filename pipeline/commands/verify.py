@@ -3,13 +3,11 @@
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
     perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
-    perennial verify --sign key.pem     either of them, and a signed statement of it in metrics/claims.jsonl
-    perennial verify --statement metrics/claims.jsonl --key key.pub      checks such statements; repeats nothing
-    perennial verify --from <address>   the run that somebody else has published in a Git repository (--rev: a commit)
+    perennial verify --json             any of them; if all is equal, stdout has a statement of it, for cosign to sign
     perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
-    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit, --from)
+    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -18,8 +16,8 @@ inputs from this folder's cache, takes nothing from the run cache, and writes to
 project's own is named before it runs. A copy of a file, say, would have the right hash, too, and would show nothing.
 
 Exit status: 0 if all that was repeated is equal; 3 if something differs; 4 if it cannot be repeated here: this machine
-cannot run it, or a stage failed; 1 if it is refused: the folder, an option, a statement or a stage's command is not
-what it has to be.
+cannot run it, or a stage failed; 1 if it is refused: the folder, an option or a stage's command is not what it has to
+be.
 
 Each state of the repeated training is compared with metrics/history.csv. At the first epoch with another state it ends.
 
@@ -30,10 +28,12 @@ train.parallel elastic, another number of them.
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
 
---from clones the repository, says what of its code is not this project's, and repeats its stages. This runs somebody
-else's code: in a container, if Docker has the project's image (`make image`; PERENNIAL_IMAGE names another one), else
-as your user. Nobody has to have the outputs: its dvc.lock has their hashes. Photos and weights of `dvc add` come from
-its remote. --sign writes claims.jsonl into this folder, for whoever publishes it.
+In a clone of what somebody else has published, nobody has to have the outputs: its dvc.lock has their hashes, and every
+stage is repeated. This runs somebody else's code, this check among it, as your user. Photos and weights of `dvc add`
+come from its remote.
+
+--json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (reruns/statement.py), or
+nothing if something differs.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
@@ -45,12 +45,15 @@ if the accuracies are significantly lower; 75 if it was stopped. Both options ke
 .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
+import json
+import os
 import secrets
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
-from pipeline.reruns import clone, comparison, container, folder, record, repetition, runner, segments, statement
+from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job, Slot
 from pipeline.training.claim import Claim
 from pipeline.versioning import dvc_lock, programs
@@ -79,25 +82,25 @@ class LockedRun:
     stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
-    in_clone: bool = False  # somebody else's, see reruns/clone.py
     on: str = ""  # a value of --on
 
 
-def verify(only: str | None, in_clone: bool = False, on: str = "") -> int:
+def verify(only: str | None, on: str = "") -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `in_clone`: the outputs may be missing. `on`: a value of --on.
-    Raises UserError if this folder is not clean, or if a stage fails.
+    `on`: a value of --on. Raises UserError if this folder is not clean, or if a stage fails.
     """
-    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not (has_own_lock() or in_clone):
+    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
         return verify_recorded(recorded, only, on)
-    if only is not None and only not in (names := dvc_lock.read()):
+    names = dvc_lock.read()
+    if only is not None and only not in names:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
-    config, stage_hashes = clone.checked() if in_clone else folder.checked(on)
+    in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
+    config, stage_hashes = clone.checked(on) if in_clone else folder.checked(on)
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, in_clone, on), stages, targets, *options)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, on), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -130,12 +133,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
     if not stages:
         raise UserError(Fault(str(lock), "no stage that can be repeated", "missing", remedy="perennial repro"))
-    faults, image = folder.foreign_commands(stages), ""
-    if locked_run.in_clone:
-        errors.raise_if_any(faults)
-        image = container.image()
-        where = f"in a container of the image {image}" if image else "here, as your user"
-        print(f"verify: somebody's code runs {where}", flush=True)
+    faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     places = runner.slots(locked_run.config, 1, locked_run.on)
@@ -154,8 +152,6 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
-        if image:
-            job = container.inside(job, image, Path.cwd(), copy.config)
         failures = run(job, places)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
@@ -220,37 +216,47 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
 
 
 def repeat_as_asked(arguments: Namespace) -> int:
-    """Repeat what the arguments name, here or in a clone, or check statements. Returns the exit status."""
-    if arguments.statement is not None:
-        print(*statement.check(Path(arguments.statement), Path(arguments.key)), sep="\n")
-        return 0
-    key = statement.read_private_key(Path(arguments.sign)) if arguments.sign is not None else None  # refused at once
-    if arguments.address is None:
-        return repeat_and_sign(arguments, key, statement.FILE)
-    claims = Path(statement.FILE.name).absolute()
-    with clone.of(arguments.address, arguments.rev):
-        return repeat_and_sign(arguments, key, claims)
-
-
-def repeat_and_sign(arguments: Namespace, key: statement.Key | None, claims: Path) -> int:
-    """Repeat what the arguments name, and state the result in `claims` if there is a key. Returns the exit status."""
-    if key and not has_own_lock():
-        raise UserError(Fault("--sign", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    """Repeat what the arguments name. Returns the exit status."""
     seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
-    if key:  # what is stated is read before any stage runs
-        config = params.load()
-        tests = stages(config, dvc_lock.read(), arguments.stage)
-        if arguments.audit is not None:
-            tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
-        drafts = [statement.make(config, programs.last_commit(), tests, passed) for passed in (False, True)]
-    if arguments.audit is None:
-        status = verify(arguments.stage, arguments.address is not None, arguments.on)
-    else:
-        status = segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
-    if key:
-        statement.add(statement.sign(drafts[status == 0], key), claims)
-        print(f"verify: {claims} has a signed statement of this")
+    if not arguments.json:
+        return repeat_part(arguments, seed)
+    with stdout_to_stderr():
+        stated = state(arguments, seed)  # before any stage runs
+        status = repeat_part(arguments, seed)
+    if status == 0:
+        print(json.dumps(stated, indent=2, sort_keys=True))
     return status
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """A block in which what this process and its children print, such as a training, goes to stderr."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def repeat_part(arguments: Namespace, seed: int) -> int:
+    """Repeat all stages, one, or the segments of the training that the seed draws. Returns the exit status."""
+    if arguments.audit is None:
+        return verify(arguments.stage, arguments.on)
+    return segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
+
+
+def state(arguments: Namespace, seed: int) -> dict[str, Any]:
+    """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
+    if not has_own_lock():
+        raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    config = params.load()
+    tests = stages(config, dvc_lock.read(), arguments.stage)
+    if arguments.audit is not None:
+        tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
+    return statement.make(config, programs.last_commit(), tests)
 
 
 def main(arguments: Namespace) -> int:

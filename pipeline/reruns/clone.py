@@ -1,25 +1,29 @@
-"""A run that somebody else has published, in a clone of its Git repository: `perennial verify --from`.
+"""A clone in which nothing has run: `perennial verify` repeats there what somebody else has published.
 
-The checker is this project's own code. What it repeats are the stages of the clone, which are somebody else's code.
+Nobody has to have the outputs: dvc.lock has their hashes. The code may be somebody else's, and this check is a part of
+it. So first compare the code with a version that you trust (docs/reproducibility.md). Refused is what such a comparison
+of texts does not show, and what would read or write other files of the user.
 """
 
 import configparser
 import json
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, machine, params, validity
-from pipeline.config.machine import LOCKED_PACKAGES, PROJECT
+from pipeline.config import document, params
+from pipeline.config.machine import LOCKED_PACKAGES
 from pipeline.config.params import Params
-from pipeline.reruns import folder, record, repetition
+from pipeline.planning import locked
+from pipeline.reruns import folder, repetition, runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
-BESIDE = ("*.py", "*/__init__.py", ".dvcignore", ".dvc/config")  # what a stage could import instead of a library; DVC's
+OWN_LINKS, THEIR_TARGET = Path("pipeline/tracked"), Path("../../params.yaml")
+OWN_PACKAGES = {"pipeline", "benchmarks", "tests"}
 COMPILED = (".pyc", ".so", ".pth")
 LOCAL = (".dvc/config.local", ".dvc/tmp/", ".dvc/cache/")  # what DVC writes on one machine
 CONFIG = Path(".dvc/config")
@@ -27,79 +31,34 @@ SETTINGS = {"analytics", "autostage", "remote", "url", "endpointurl", "region", 
 MOST_SHOWN = 5
 
 
-@contextmanager
-def of(address: str, revision: str) -> Iterator[None]:
-    """A block in a clone of a repository at a revision, which is removed afterwards.
+def is_here(stage_hashes: StageHashes) -> bool:
+    """Whether this folder is such a clone: of the outputs, it has none that Git does not have.
 
-    Prints the commit, and what of its code is not this project's. Raises UserError if Git cannot clone it or does not
-    know the revision, if it is not a project of this kind, and if it needs other packages than those installed.
+    Raises UserError for an output outside this folder.
     """
-    here = Path.cwd()
-    print(f"verify: cloning {address}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="perennial-clone-") as temporary:
-        place = Path(temporary) / "clone"
-        programs.output("git", "clone", "--quiet", "--no-checkout", "--", address, str(place), remedy="another address")
-        with chdir(place):
-            commit = resolve(revision)
-            programs.output("git", "checkout", "--quiet", "--detach", commit)
-            check_tracked()
-            check_packages()
-            print(f"verify: commit {commit[:12]} of {address}: {describe_code(place)}", flush=True)
-            try:
-                yield
-            finally:  # what a message names, where the user is
-                if repetition.LOG.is_file() and not repetition.LOG.is_symlink():
-                    files.write_text(here / repetition.LOG, repetition.LOG.read_text(errors="replace"))
-
-
-def resolve(revision: str) -> str:
-    """The commit of a revision of the clone in the current folder. A branch is that of the address."""
-    for name in (f"origin/{revision}", revision):
-        if commit := programs.commit_of(name):
-            return commit
-    raise UserError(Fault("--rev", repr(revision), "unknown", allowed="a commit, a branch or a tag of the address"))
-
-
-def check_packages() -> None:
-    """Raise UserError if the clone in the current folder is not of this project, or needs other packages than here."""
-    for name in (params.FILE, Path("dvc.yaml"), Path("pipeline/__main__.py"), LOCKED_PACKAGES):
-        if not name.is_file():
-            raise errors.missing(name, "an address of a Perennial project")
-    if LOCKED_PACKAGES.read_bytes() != (PROJECT / LOCKED_PACKAGES).read_bytes():
-        reason, remedy = "not those installed here", "make setup in a clone of it, then perennial verify there"
-        raise UserError(Fault(str(LOCKED_PACKAGES), "other packages", "machine", reason, remedy=remedy))
-
-
-def describe_code(place: Path) -> str:
-    """A sentence that says whether a project has this project's code."""
-    here, there = code(PROJECT), code(place)
-    others = sorted(path for path in here.keys() | there.keys() if here.get(path) != there.get(path))
-    if not others:
-        return "its code is that of this project here"
-    more = f" … and {len(others) - MOST_SHOWN} more" if len(others) > MOST_SHOWN else ""
-    return f"not as in this project here: {', '.join(others[:MOST_SHOWN])}{more}"
-
-
-def code(project: Path) -> dict[str, str]:
-    """Path → SHA-256 of each file of a project that makes a run, and of what a stage could import."""
-    inside = [path for name in record.CODE for path in (project / name, *(project / name).rglob("*"))]
-    beside = [path for pattern in BESIDE for path in project.glob(pattern) if path.parent.name != "tests"]
-    paths = {path for path in (*inside, *beside) if path.is_file() and path.parent.name != "__pycache__"}
-    return {path.relative_to(project).as_posix(): files.sha256(path) for path in paths if not path.is_symlink()}
-
-
-def checked() -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of the clone in the current folder, whose outputs nobody has to have.
-
-    The user's own photos and weights come from its remote. Raises UserError if dvc.lock is not of its commit, if an
-    output in the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run here.
-    """
-    config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(validity.faults(config, machine.read()))
     errors.raise_if_any(folder.outputs_outside(stage_hashes))
+    outs = dvc_lock.outputs(stage_hashes)
+    tracked = {*programs.output("git", "ls-files", "-z", "--", *outs).split("\0")}
+    return not any(Path(path).exists() for path in outs if path not in tracked)
+
+
+def checked(on: str) -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of the clone in the current folder. `on`: a value of --on.
+
+    The user's own photos and weights come from its remote. Raises UserError for files that nobody can review, for other
+    packages than its own, for a command that is not this project's, if dvc.lock is not of its commit, if an output in
+    the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run there.
+    """
+    print("verify: a clone in which nothing has run: its code, perhaps somebody else's, runs as your user", flush=True)
+    check_tracked()
+    check_packages()
+    config, stage_hashes = params.load(), dvc_lock.read()
+    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
+    errors.raise_if_any(folder.commit_differences(stage_hashes))
     outs = dvc_lock.outputs(stage_hashes)
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
     errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, folder.ANY_STAGE))
+    errors.raise_if_any(folder.foreign_commands(stage_hashes))
     outputs, _ = integrity.inspect_outputs(outs, {})
     remedy = "whoever publishes it: perennial repro, git commit"
     errors.raise_if_any(
@@ -117,20 +76,51 @@ def checked() -> tuple[Params, StageHashes]:
 
 
 def check_tracked() -> None:
-    """Raise UserError for files of the commit that nobody can review, or through which others would be written.
+    """Raise UserError for files of the commit that nobody can review, or through which others would be read or written.
 
-    These are links (but for this project's own), submodules, compiled files, and DVC's files of one machine.
+    These are links (but for this project's own), submodules, compiled files, DVC's files of one machine, and files that
+    Python would import instead of a library.
     """
     faults = []
     for line in programs.output("git", "ls-files", "--stage", "-z").split("\0")[:-1]:
         facts, _, name = line.partition("\t")
-        mode, path, own = facts.split()[0], Path(name), PROJECT / name
-        is_own_link = mode == "120000" and own.is_symlink() and own.readlink() == path.readlink()
+        mode, path = facts.split()[0], Path(name)
         is_compiled = path.suffix in COMPILED or "__pycache__" in path.parts
-        if (mode in ("120000", "160000") and not is_own_link) or is_compiled or name.startswith(LOCAL):
+        if (mode in ("120000", "160000") and not is_own_link(path)) or is_compiled or name.startswith(LOCAL):
             value = "a link, a submodule, a compiled file, or one of DVC on one machine"
             faults.append(Fault(name, value, "value", remedy="whoever publishes it: git rm --cached"))
+        elif module := hidden_library(path):
+            value, remedy = f"Python would import it instead of {module}", "whoever publishes it: git mv"
+            faults.append(Fault(name, value, "value", remedy=remedy))
     errors.raise_if_any(faults)
+
+
+def is_own_link(path: Path) -> bool:
+    """Whether a link is one of this project."""
+    return path.parent == OWN_LINKS and path.is_symlink() and path.readlink() == THEIR_TARGET
+
+
+def hidden_library(path: Path) -> str:
+    """The library that Python would not find, because it takes this file of the current folder; empty if there is none.
+
+    `python -m pipeline` looks for modules in the current folder first.
+    """
+    is_package = path.name == "__init__.py" and len(path.parts) == 2
+    name = path.parts[0] if is_package else path.stem if path.suffix == ".py" and len(path.parts) == 1 else ""
+    if not name or name in OWN_PACKAGES:
+        return ""
+    places = [place for place in sys.path if Path(place).resolve() != Path.cwd().resolve()]
+    return name if name in sys.stdlib_module_names or PathFinder.find_spec(name, places) else ""
+
+
+def check_packages() -> None:
+    """Raise UserError if other packages are installed than those that the clone needs."""
+    with schema.reading(LOCKED_PACKAGES, f"git checkout {LOCKED_PACKAGES}"):
+        text = LOCKED_PACKAGES.read_text(encoding="utf-8")
+    if different := locked.differences(locked.versions(text)):
+        more = f" … and {len(different) - MOST_SHOWN} more" if len(different) > MOST_SHOWN else ""
+        reason, remedy = f"{', '.join(different[:MOST_SHOWN])}{more}", "make setup, here in the clone"
+        raise UserError(Fault(str(LOCKED_PACKAGES), "other packages are installed", "machine", reason, remedy=remedy))
 
 
 def check_remotes() -> None:

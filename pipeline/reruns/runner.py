@@ -52,7 +52,6 @@ class Job:
     stages: tuple[str, ...]
     options: tuple[str, ...] = ("--single-item",)  # of dvc repro
     environ: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
-    python: tuple[str, ...] = (sys.executable,)  # the command of the Python that runs DVC
     prepare: Callable[[], object] = lambda: None  # makes the work copy when it is its turn
     is_temporary: bool = False  # its work copy is removed at the end of the command: no job of Slurm may go on there
 
@@ -235,7 +234,7 @@ def _defer_signals() -> Iterator[None]:
 def _start(job: Job, slot: Slot) -> _Run:
     """Start DVC for a job."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
-    command = [*job.python, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages]
+    command = [sys.executable, "-P", run_cache.__file__, "dvc", "repro", *job.options, *job.stages]
     environ = {**programs.environment(), **gpus, **job.environ}
     with (job.folder / LOG).open("ab") as log:
         position = log.tell()
