@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
-from benchmarks.harness import measuring, workspace
+from benchmarks.harness import bound, measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import gpu, growth, peers, portable, ways
+from benchmarks.speed import ceiling, gpu, growth, peers, portable, profile, ways
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.gpu.report import Report as GpuTests
@@ -418,3 +419,53 @@ def test_a_benchmark_is_known_by_its_name() -> None:
     done = run("load")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("benchmarks: load: ")
+
+
+def test_the_least_time_of_a_step_is_counted_from_its_operators() -> None:
+    """A convolution forwards and backwards has three times its operations; a ReLU reads and writes its bytes."""
+    images = torch.randn(2, 3, 8, 8)
+    convolution = torch.nn.Conv2d(3, 5, 3, padding=1, bias=False)
+    forwards = bound.work(lambda: convolution(images))
+    once = 2.0 * 2 * 5 * 8 * 8 * 3 * 3 * 3  # a multiplication and an addition for each output and each weight
+    assert forwards.operations == {torch.float32: once}
+    assert forwards.bytes == 0
+    images.requires_grad_()
+    both = bound.work(lambda: convolution(images).sum().backward())
+    assert both.operations == {torch.float32: 3 * once}
+    values = torch.randn(1000)
+    assert bound.work(values.relu).bytes == 2 * 4000
+    assert bound.work(values.relu_).bytes == 2 * 4000
+    assert bound.work(lambda: values.view(10, 100).t()).bytes == 0
+    assert bound.work(lambda: torch._foreach_add_([values], 1.0)).bytes == 2 * 4000
+    peak = bound.Peak(half=100.0, tf32=50.0, fp32=10.0, memory=1000.0)
+    work = bound.Work({torch.float32: 100.0, torch.bfloat16: 300.0}, 2000.0)
+    assert work.seconds(peak, tf32=False) == 10 + 3 + 2
+    assert work.seconds(peak, tf32=True) == 2 + 3 + 2
+    assert bound.facts(work, 1.0, "no such GPU", tf32=True) == {}
+    assert bound.union([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet34 256 bf16 channels_last graphs", "resnet18 64 fp16", "resnet50 8 O1 compiled"]
+)
+def test_a_case_has_one_name(name: str) -> None:
+    """`--rows` takes the names of the report. Another word is refused."""
+    assert ceiling.title(ceiling.parse(name)) == name
+    assert ceiling.parse(f"{name} 96")["crop"] == 96
+    with refuses(("--rows", "unknown")):
+        ceiling.parse(f"{name} graph")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>", "BatchNorm"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32", "products"),
+        ("void at::native::(anonymous namespace)::max_pool_backward_nhwc<float>", "pooling"),
+        ("void at::native::vectorized_elementwise_kernel<8>", "elementwise"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+    ],
+)
+def test_a_kernel_has_a_kind(kernel: str, kind: str) -> None:
+    """By its name."""
+    assert profile.kind(kernel) == kind

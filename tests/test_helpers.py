@@ -1,5 +1,6 @@
 """Forked starts of Python, which most tests use, behave like real ones."""
 
+import io
 import os
 import resource
 import signal
@@ -10,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import pytest_configure
-from tests.helpers import starts
+from tests.conftest import in_part, pytest_configure
+from tests.helpers import budget, starts
 from tests.helpers.trainings import outputs, small_world, wait_for
 
 TRAIN = [sys.executable, "-m", "pipeline", "train"]
@@ -138,3 +139,36 @@ def test_a_program_with_other_variables_is_a_real_python(tmp_path: Path) -> None
         output, _ = process.communicate()
     assert process.returncode == 3
     assert " False " in output
+
+
+def test_a_test_is_in_one_part_of_the_night() -> None:
+    """The parts of any number of parts are all tests, each of them once, and none is empty."""
+    tests = [f"tests/test_a.py::test_{number}" for number in range(400)]
+    for of in (1, 3, 8):
+        parts = [[test for test in tests if in_part(test, f"{which}/{of}")] for which in range(1, of + 1)]
+        assert sorted(test for part in parts for test in part) == sorted(tests)
+        assert all(parts)
+
+
+@pytest.mark.parametrize("part", ["0/8", "9/8", "8", "1/0", "a/b"])
+def test_a_part_that_is_none_is_refused(part: str) -> None:
+    """Otherwise the night would run no test, and pass."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "tests/test_schedule.py", "--part", part]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"--part: {part} " in done.stderr + done.stdout
+
+
+def test_steps_of_a_program_are_recorded_beside_the_tests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --write the record has them; the next run shows them, and changes nothing."""
+    monkeypatch.setattr(budget, "RECORDED", tmp_path / "budget.json")
+    budget.write({"not slow": {"tests/test_a.py": 3.0}})
+    for seconds, options in ((10, ["--write"]), (25, [])):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{seconds} the image\n5 a run inside\n"))
+        budget.main("image-test", *options)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-2:]] == [["5", "5"], ["30", "15"]]
+    assert budget.records() == {
+        "image-test": {"the image": 10.0, "a run inside": 5.0}, "not slow": {"tests/test_a.py": 3.0},
+    }  # fmt: skip
