@@ -104,12 +104,6 @@ def verify(parser: Parser) -> None:
     at_a_time(parser, "with seeds: trainings")
 
 
-def trace(parser: Parser) -> None:
-    parser.add_argument(
-        "epoch_or_file", metavar="EPOCH|FILE", help="an epoch's number, or another machine's trace.json"
-    )
-
-
 def at_a_time(parser: Parser, what: str) -> None:
     """Where the runs of a command run, and how many at the same time."""
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=f"{what} at the same time (default: 1)")
@@ -176,7 +170,6 @@ COMMANDS = {
     "verify": Command(
         ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte", verify
     ),
-    "trace": Command(ASK, "find the step and the operator in which two machines differ", trace),
     "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
     "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),

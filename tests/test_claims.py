@@ -1,11 +1,12 @@
 """A training claims the state after each epoch; a checker repeats parts of it, and finds where another one begins."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
 from pipeline.reruns.segments import Segment, draw
 from pipeline.training import chain, checkpoint
-from pipeline.training.trace import Call, Trace, difference
-from tests.conftest import change, read_params, write_params
-from tests.helpers import starts
-from tests.helpers.projects import call, commit, create_project, verify, verify_environment
+from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers.projects import call, commit, create_project, verify
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
 WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
@@ -116,42 +115,36 @@ def test_a_training_ends_at_the_first_other_state(tmp_path: Path) -> None:
     assert "epoch 3/3" not in done.stderr
 
 
-def recorded(folder: Path, out: Path, **values: object) -> Trace:
-    """The trace that a training in the folder writes."""
-    launch(folder, **claim(out, trace=str(out / "trace.json"), **values))
-    content = json.loads((out / "trace.json").read_text())
-    return Trace(**content | {"calls": [Call(**each) for each in content["calls"]]})
+def first_difference(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program of this name in the folder."""
+    command = [sys.executable, "-m", "tests.faults.first_difference", *words]
+    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow("each operator of two trainings is hashed; make test compares two traces")
-def test_native_and_portable_arithmetic_differ_in_an_operator(tmp_path: Path) -> None:
-    """The first other state is named with its step. In this step an operator gives other values for equal arguments."""
-    both = []
+@pytest.mark.slow("each operator of a step is hashed in four trainings, which are really started; make test has states")
+def test_the_first_other_operator_of_two_trainings_is_named(tmp_path: Path) -> None:
+    """First the step with another state; in this step, the operator with other values for equal arguments."""
     for arithmetic in ("native", "portable"):
         folder = small_world(tmp_path / arithmetic, train__arithmetic=arithmetic, train__model="resnet18")
-        both.append(recorded(folder, tmp_path, last_epoch=1, step=1))
-    native, portable = both
-    assert native.step == portable.step == 1
-    assert difference(native, replace(native, cpu="another")) == ""
-    if native.states == portable.states:
+        for steps in ("1", "3"):
+            done = first_difference(folder, "record", steps, f"../{arithmetic}-{steps}.json")
+            assert done.returncode == 0, done.stderr
+        assert not (folder / "runs").exists()
+        one, three = (json.loads((tmp_path / f"{arithmetic}-{steps}.json").read_text()) for steps in (1, 3))
+        assert one[-1] == three[0]  # what is recorded changes nothing
+        assert one[-1] != three[1]
+        assert len(one) > 100
+    same = first_difference(tmp_path, "compare", "native-3.json", "native-3.json")
+    assert (same.returncode, same.stderr) == (0, "")
+    step, operator = (
+        first_difference(tmp_path, "compare", f"native-{steps}.json", f"portable-{steps}.json") for steps in (3, 1)
+    )
+    if operator.returncode == 0:
         pytest.skip("this CPU computes the same bits with native and with portable arithmetic")
-    sentence = difference(native, portable)
-    assert "step 1, call " in sentence
-    assert "equal arguments, other values" in sentence
-    assert "aten." in sentence
-
-
-def test_the_first_difference_of_two_traces_is_named() -> None:
-    """A state without operators; an operator with equal arguments; other operators; nothing."""
-    calls = [Call("aten.add", DIGEST, DIGEST), Call("aten.mul", DIGEST, "1" * 64)]
-    one = Trace("run", "a", 3, [DIGEST, "1" * 64], 2, calls)
-    assert difference(one, one) == ""
-    assert "step 2: another state" in difference(replace(one, calls=[]), replace(one, states=[DIGEST] * 2, calls=[]))
-    other = replace(one, calls=[calls[0], replace(calls[1], after=DIGEST)])
-    assert "step 2, call 2: aten.mul: equal arguments" in difference(one, other)
-    assert "aten.add here" in difference(one, replace(one, calls=[calls[0], calls[0]]))
-    assert "1 calls" in difference(one, replace(one, calls=calls[:1]))
-    assert "step 2: another state" in difference(replace(one, states=[DIGEST]), one)  # a file that was cut
+    assert step.returncode == operator.returncode == 1
+    assert re.fullmatch("the state after step [123]: other values\n", step.stderr)
+    assert re.fullmatch(r"aten\.\S+: other values\n", operator.stderr)
 
 
 def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
@@ -327,33 +320,3 @@ def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
     done = verify(project, "--stage", "train")
     assert done.returncode == DIFFERENT
     assert "in epoch 2 of 3; the state after epoch 1 is the same" in done.stdout
-
-
-def trace(project: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """Run `perennial trace` in the project."""
-    command = [sys.executable, "-m", "pipeline", "trace", what]
-    return starts.run_with_children(command, project, verify_environment(project))
-
-
-@pytest.mark.nightly("three starts of trace, one on each operator: a minute; make test-ci finds an operator by itself")
-def test_two_machines_find_the_operator(project: Path) -> None:
-    """The first writes an epoch, the second names the step, the first names the operator. Equal ones differ nowhere."""
-    first, second = project, project.parent / "second"
-    assert trace(first, "2").returncode == 0
-    shutil.copytree(first, second, symlinks=True)
-    assert trace(second, "trace.json").returncode == 0
-    content = json.loads((second / "trace.json").read_text())
-    files.write_json(
-        second / "trace.json", content | {"states": [content["states"][0], DIGEST, *content["states"][2:]]}
-    )
-    named = trace(second, "trace.json")
-    assert named.returncode == DIFFERENT
-    assert "epoch 2, step 2: another state" in named.stdout
-    content = json.loads((second / "trace.json").read_text())
-    files.write_json(first / "trace.json", content | {"run": DIGEST})
-    assert "trace.json: another run" in trace(first, "trace.json").stderr
-    content["calls"][5]["after"] = DIGEST
-    files.write_json(first / "trace.json", content)
-    done = trace(first, "trace.json")
-    assert done.returncode == DIFFERENT
-    assert f"call 6: {content['calls'][5]['operator']}: equal arguments, other values" in done.stdout

@@ -17,14 +17,11 @@ import pytest
 import torch
 
 from benchmarks.harness import workspace
-from pipeline.base import files, schema
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Arithmetic
 from pipeline.engine import environment
 from pipeline.models import description
-from pipeline.training.claim import VARIABLE
-from pipeline.training.trace import Trace, difference
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, create_project, stages_folder
 from tests.helpers.refusals import refuses
@@ -183,16 +180,6 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, here: Computer, has
     assert haswell.python(folder, *question) == answer
 
 
-def trace(computer: Computer, project: Path, folder: Path, **changes: Any) -> Trace:
-    """The operators of the first step of the project's training, with changed params, in a new folder."""
-    shutil.copytree(project, folder, symlinks=True)
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
-    claim = {"trace": str(folder / "trace.json"), "last_epoch": 1, "step": 1}
-    files.write_json(folder / "claim.json", claim)
-    computer.stage(folder, "train", **{VARIABLE: str(folder / "claim.json")})
-    return schema.json_of(folder / "trace.json", Trace, "-")
-
-
 @pytest.mark.nightly("QEMU emulates a CPU, for a minute; make test-ci compares the operators")
 @needs_qemu
 def test_random_numbers_are_the_same_before_they_are_rounded(here: Computer, haswell: Computer, tmp_path: Path) -> None:
@@ -233,22 +220,6 @@ def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, rome: Comput
     results = outputs(folder)
     assert {"models/model.safetensors", "metrics/predictions.csv"} <= results.keys()
     assert results.items() <= outputs(native).items()
-
-
-@FOR_MINUTES
-@needs_qemu
-def test_a_trace_shows_where_an_emulated_cpu_differs(native: Path, tmp_path: Path) -> None:
-    """With native arithmetic, an operator gives other values for equal arguments."""
-    traces = []
-    for name, before in (("here", ()), ("there", HASWELL)):
-        with Computer(*before, arithmetic="native") as computer:
-            traces.append(trace(computer, native, tmp_path / name, train__arithmetic="native", train__batch_size=4))
-    assert len(traces[0].calls) > 100
-    sentence = difference(*traces)
-    if not sentence and "AVX512" not in traces[0].cpu:
-        pytest.skip("no operator differs: this CPU may be of the emulated kind")
-    assert ": aten.convolution.default: equal arguments, other values" in sentence
-    assert traces[0].cpu in sentence
 
 
 @FOR_MINUTES

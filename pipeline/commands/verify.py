@@ -172,10 +172,7 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     """The sentence for a training whose state differs after this epoch."""
     equal = max((each for each in states if each < epoch), default=0)
     before = f"the state after epoch {equal} is the same" if equal else "no earlier state is compared"
-    return (
-        f"verify: differs: the training, in epoch {epoch} of {max(states)}; {before}; it is not repeated further; "
-        f"perennial trace {epoch} here, and with its file on the machine of the claim, finds the step and the operator"
-    )
+    return f"verify: differs: the training, in epoch {epoch} of {max(states)}; {before}; it is not repeated further"
 
 
 def run(job: Job, places: Sequence[Slot]) -> list[Fault]:

@@ -21,10 +21,9 @@ from pipeline.engine import agreement, determinism, distributed, loop, rendezvou
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
-from pipeline.loader import sampler
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
-from pipeline.training import claim, monitor, results, schedule, trace
+from pipeline.training import claim, monitor, results, schedule
 from pipeline.training.chain import Digest
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
@@ -65,11 +64,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
         remaining = stop.until_stop(until(ended_early, batches))
-        begin = trace.unrecorded(job.claim, batches.begin)
-        steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, begin)
-        ends = (job.claim.last_epoch - 1, job.claim.last_epoch)
-        traced = range(*(sampler.steps(epochs, rows, settings.batch_size) for epochs in ends))
-        for batch in trace.follow(job.claim, steps, learner, begin, first_step, traced):
+        for batch in loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin):
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0

@@ -1,4 +1,4 @@
-"""What a repeated training is compared with, and how far it goes (`perennial verify`, `perennial trace`).
+"""What a repeated training is compared with, and how far it goes (`perennial verify`).
 
 A file of JSON describes it, and the variable PERENNIAL_CLAIM names the file. Every other training has NO_CLAIM, with
 which nothing is compared and nothing ends early.
@@ -26,8 +26,6 @@ class Claim:
     start: str = ""  # the file of the state from which it begins, instead of a working checkpoint
     start_epoch: int = 0  # the epoch at whose end that state is
     last_epoch: int = 0  # after which it ends
-    trace: str = ""  # the file that gets the Trace of the last epoch (trace.py)
-    step: int = 0  # the step of that epoch, from 1 on, whose operators are traced
 
     def is_over(self, epochs: int) -> bool:
         """Whether nothing is left to repeat after so many epochs."""
@@ -42,9 +40,8 @@ class Claim:
         expected = self.states.get(epoch, "")
         if state and expected and state != expected:
             files.write_json(Path(self.difference), epoch)
-            value, reason = f"the state has the SHA-256 {state[:12]}…", f"the claim has {expected[:12]}…"
-            remedy = f"perennial trace {epoch} finds the step and the operator"
-            raise UserError(Fault(f"the end of epoch {epoch}", value, "differs", reason, remedy=remedy))
+            value, claimed = f"the state has the SHA-256 {state[:12]}…", f"that of the claim, {expected[:12]}…"
+            raise UserError(Fault(f"the end of epoch {epoch}", value, "differs", allowed=claimed))
 
 
 NO_CLAIM = Claim()
@@ -56,7 +53,7 @@ def state_file(epoch: int) -> Path:
 
 
 def read(is_main: bool) -> Claim:
-    """The claim that this process repeats; rank 0 alone compares and traces. Raises UserError for a damaged file."""
+    """The claim that this process repeats; rank 0 alone compares. Raises UserError for a damaged file."""
     path = os.environ.get(VARIABLE, "")
     claim = schema.json_of(Path(path), Claim, f"unset {VARIABLE}") if path else NO_CLAIM
     return claim if is_main else Claim(last_epoch=claim.last_epoch)
