@@ -4,14 +4,13 @@ Its columns are path, label and reason. A path is as in split.csv. A label is a 
 reason is for people. The table is in Git, so a commit says which images its figures belong to.
 """
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import did_you_mean, visible
+from pipeline.base.text import in_words, visible
 from pipeline.data import user_table
 from pipeline.data.layout import Layout
 from pipeline.data.split_table import BY_HAND
@@ -58,8 +57,7 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
     for number, cells in table.lines:
         path = user_table.match_path(cells["path"], images)
         if path not in images:
-            guess = _guess(_similar_path(path, images)) if len(faults) < errors.MOST_SHOWN else ""
-            value = f"{path!r:.100}: no image of the data set{guess}"
+            value = f"{path!r:.100}: no image of the data set"
         else:
             value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
         if value:
@@ -91,22 +89,8 @@ def _line_fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     if label == EXCLUDE and EXCLUDE in classes:
         return f"label {EXCLUDE!r} is a class here, too; rename the class"
     if label not in (EXCLUDE, *classes):
-        guess = _guess(difflib.get_close_matches(label, classes, 1, cutoff=0.4))
-        return f"label {label!r:.40} is no class{guess}; allowed: a class of the data set, or {EXCLUDE}"
+        return f"label {label!r:.40} is no class; allowed: {in_words([repr(name) for name in classes])}, or {EXCLUDE}"
     return ""
-
-
-def _similar_path(path: str, images: Collection[str]) -> list[str]:
-    """An image with the same file name in another folder, or with a similar name in the same folder; or none."""
-    folder, _, name = path.rpartition("/")
-    same_names = [other for other in images if other.rpartition("/")[2] == name]
-    if same_names:
-        return same_names[:1]
-    return difflib.get_close_matches(path, [other for other in images if other.rpartition("/")[0] == folder], 1)
-
-
-def _guess(matches: Sequence[str]) -> str:
-    return f" ({did_you_mean([repr(name) for name in matches])})" if matches else ""
 
 
 def _reason(why: str) -> str:

@@ -4,6 +4,7 @@ HEIC is opened by libheif (pillow-heif, an optional package), all other formats 
 """
 
 import errno
+import re
 import stat
 import warnings
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000
 NAMES = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", formats.AVIF, formats.JPEG_2000, formats.HEIC)
 
 EMPTY = "empty"
-NOT_AN_IMAGE = "not an image"
+UNKNOWN = "unknown format"  # maybe followed by the ending of the name
 UNSUPPORTED = "unsupported format"  # followed by its name
 COMPANION = "video or sidecar"  # followed by its name; it is no image, so none is lost
 NO_HEIF = f"{UNSUPPORTED}: {formats.HEIC}"  # where its decoder is not installed
@@ -31,7 +32,8 @@ TRUNCATED = "truncated"
 TOO_LARGE = "too large"
 TOO_SMALL = "too small"
 NOT_DECODABLE = "not decodable"
-REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, COMPANION, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
+REASONS = (EMPTY, UNKNOWN, UNSUPPORTED, COMPANION, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
+PLAIN_ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}")
 
 DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
 
@@ -123,10 +125,10 @@ def decoding_bytes(image: Image.Image, draft: int) -> int:
 
 
 def too_long_reason(content: BinaryIO) -> Unusable:
-    """The reason why a file with more bytes than an image can have is unusable: too large, or no image (a video)."""
+    """The reason why a file with more bytes than an image can have is unusable: too large, or a video."""
     head = _head(content)
-    reason = NOT_AN_IMAGE if formats.decodable_format(head) else _reason_by_content(head)
-    return Unusable(TOO_LARGE if reason == NOT_AN_IMAGE else reason)
+    reason = UNKNOWN if formats.decodable_format(head) else _reason_by_content(head)
+    return Unusable(TOO_LARGE if reason == UNKNOWN else reason)
 
 
 @contextmanager
@@ -156,17 +158,23 @@ def _reason(error: Exception, content: BinaryIO) -> str:
 
 
 def kind(reason: str) -> str:
-    """The entry of REASONS, without the name of the format."""
+    """The entry of REASONS, without the name of the format or the ending."""
     return reason.partition(": ")[0]
 
 
 def _reason_by_content(head: bytes) -> str:
     """The reason of a file that no decoder knows."""
-    if image := formats.unsupported_format(head):
-        return f"{UNSUPPORTED}: {image}"
+    if formats.is_cr3(head):
+        return f"{UNSUPPORTED}: {formats.RAW}"
     if other := formats.companion_format(head):
         return f"{COMPANION}: {other}"
-    return NOT_AN_IMAGE
+    return UNKNOWN
+
+
+def reason_of(path: Path, error: Unusable) -> str:
+    """The reason; of an unknown format, with the ending of the file's name, if it is a plain one."""
+    is_named = error.reason == UNKNOWN and PLAIN_ENDING.fullmatch(path.suffix)
+    return f"{UNKNOWN}: {path.suffix.lower()}" if is_named else error.reason
 
 
 class Refused(UserError):
@@ -182,7 +190,7 @@ class NotDecoded(Refused):
         remedy = f"{formats.remedy(name) or 'convert it'}, or leave it out"
         super().__init__(Fault(str(path), reason, "damaged", allowed=allowed, remedy=remedy))
         # Neither its name nor its content is that of an image: no image is lost without it.
-        self.is_other = kind(reason) in (NOT_AN_IMAGE, COMPANION) and not looks_like_image(path.name)
+        self.is_other = kind(reason) in (UNKNOWN, COMPANION) and not looks_like_image(path.name)
 
 
 def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
@@ -194,7 +202,7 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
             f"{memory.largest_file(max_pixels):,} bytes"
         )
         return Refused(Fault(str(path), "too large", "value", size, allowed, "make it smaller"))
-    return NotDecoded(path, error.reason)
+    return NotDecoded(path, reason_of(path, error))
 
 
 def file_size(path: Path) -> int:

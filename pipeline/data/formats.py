@@ -1,6 +1,6 @@
-"""The format of a file by its first bytes: an image that is decoded, one that is not, or a video or sidecar.
+"""The format of a file by its first bytes, where it changes what happens: a decoder, a camera's raw file, no image.
 
-The names of formats are for people. data/decoders.py selects the decoder.
+data/decoders.py selects the decoder. A file of another format is left out under the ending of its name.
 """
 
 import io
@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 HEAD = 1024  # the number of first bytes by which a format is known
 
-JPEG_XL, RAW = "JPEG XL", "camera raw"
-CONVERT = "convert it to PNG; docs/data.md has a program for each format"
+RAW = "camera raw"
+CONVERT = "convert it to PNG or TIFF with the program of the camera, darktable or RawTherapee"
 
 AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
 # For a HEIC without its decoder, an optional package. A test compares the version with the lock.
@@ -22,29 +22,6 @@ ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first li
     HEIC: {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"},
 }
 
-# Images that are not decoded: position, bytes there, format.
-UNSUPPORTED = (
-    (0, b"\xff\x0a", JPEG_XL),
-    (0, b"\0\0\0\x0cJXL \r\n\x87\n", JPEG_XL),
-    (128, b"DICM", "DICOM"),
-    (0, b"%PDF-", "PDF"),
-    (0, b"%!PS", "PostScript"),
-    (0, b"8BPS", "Photoshop"),
-    (0, b"gimp xcf", "GIMP"),
-    (0, b"\0\0\1\0", "Windows icon"),
-    (0, b"II\xbc\1", "JPEG XR"),
-    (0, b"v/1\1", "OpenEXR"),
-    (0, b"#?RADIANCE", "Radiance HDR"),
-    (0, b"qoif", "QOI"),
-    (0, b"DDS ", "DirectDraw surface"),
-    (0, b"SIMPLE  =", "FITS"),
-    (344, b"n+1\0", "NIfTI"),
-    (0, b"FUJIFILMCCD-RAW", RAW),
-    (0, b"IIU\0", RAW),
-    (0, b"IIRO", RAW),
-    (0, b"IIRS", RAW),
-    (0, b"FOVb", RAW),
-)
 VIDEO = "video"
 VIDEOS = (
     *((4, atom, VIDEO) for atom in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # MP4, QuickTime
@@ -62,7 +39,6 @@ SIDECAR_TEXTS = (  # in text that may begin with a declaration
     (re.compile(rb"<!DOCTYPE plist|<plist[ >]"), "property list (AAE)"),
     (re.compile(rb'^\s*\{\s*"'), "JSON"),
 )
-SVG = (re.compile(rb"<svg[\s>]|<!DOCTYPE svg"), "SVG")
 
 
 def decodable_format(head: bytes) -> str:
@@ -73,23 +49,20 @@ def decodable_format(head: bytes) -> str:
     return next((name for name, format_brands in ISO_IMAGES.items() if format_brands & brands), "")
 
 
-def unsupported_format(head: bytes) -> str:
-    """The format of an image that is not decoded; empty if it is none of these."""
-    if b"crx " in _brands(head):  # CR3
-        return RAW
-    return _magic_format(head, UNSUPPORTED, _text_format(head, (SVG,)))
+def is_cr3(head: bytes) -> bool:
+    """Whether it is a raw file of Canon (CR3). Its container is that of videos."""
+    return b"crx " in _brands(head)
 
 
 def companion_format(head: bytes) -> str:
     """The format of a video or a sidecar, which people have beside photos; empty if it is none of these."""
-    return _magic_format(head, (*VIDEOS, *SIDECARS), _text_format(head, SIDECAR_TEXTS))
+    listed = (kind for position, magic, kind in (*VIDEOS, *SIDECARS) if head[position:].startswith(magic))
+    return next(listed, "") or _sidecar_text(head)
 
 
 def remedy(name: str) -> str:
     """What to do with images of a format that is not decoded; empty for another name."""
-    if name == HEIC:
-        return INSTALL_HEIC
-    return CONVERT if name in {SVG[1], *(kind for _, _, kind in UNSUPPORTED)} else ""
+    return {HEIC: INSTALL_HEIC, RAW: CONVERT}.get(name, "")
 
 
 def is_cut(content: BinaryIO) -> bool:
@@ -117,14 +90,9 @@ def _brands(head: bytes) -> set[bytes]:
     return {box[:4], *(box[start : start + 4] for start in range(8, len(box), 4))}
 
 
-def _magic_format(head: bytes, table: tuple[tuple[int, bytes, str], ...], otherwise: str) -> str:
-    """The format of the first entry of the table that the first bytes match; `otherwise` if none does."""
-    return next((kind for position, magic, kind in table if head[position:].startswith(magic)), otherwise)
-
-
-def _text_format(head: bytes, table: tuple[tuple[re.Pattern[bytes], str], ...]) -> str:
-    """The format of a text that begins like XML or JSON; empty if it is none of the table."""
+def _sidecar_text(head: bytes) -> str:
+    """The format of a sidecar that begins like XML or JSON; empty if it is none."""
     text = head.removeprefix(b"\xef\xbb\xbf")
     if not text.lstrip().startswith((b"<", b"{")):
         return ""
-    return next((kind for pattern, kind in table if pattern.search(text)), "")
+    return next((kind for pattern, kind in SIDECAR_TEXTS if pattern.search(text)), "")

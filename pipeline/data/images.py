@@ -133,7 +133,7 @@ def inspect_image(
             phash, look = fingerprint(grey_image), appearance.measure_appearance(image, grey_image)
             return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark, look)
     except Unusable as error:
-        return ImageInfo(error.reason, *error.size)
+        return ImageInfo(decoders.reason_of(path, error), *error.size)
 
 
 @contextmanager

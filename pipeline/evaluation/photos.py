@@ -92,7 +92,7 @@ def load_images(
             refuse(_empty_folder_refusal(argument))
         elif other_files:
             number = count_with_verb(len(other_files), "file", "files")
-            line = f"{argument}: {number} left out: not an image (first: {other_files[0]})"
+            line = f"{argument}: {number} left out: unknown format, video or sidecar (first: {other_files[0]})"
             print(f"predict: {visible(line)}", file=sys.stderr)
     if any(isinstance(error, NotDecoded) for error in refusals):
         allowed = ", ".join(decoders.NAMES)

@@ -1,6 +1,5 @@
 """A file of ranges: which settings are tried, with which values, by which search."""
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import did_you_mean
 from pipeline.config import document
 from pipeline.config.params import Section, Seed, Train
 
@@ -136,8 +134,7 @@ def _faults_of_key(key: str) -> Iterator[Fault]:
     if reason := REASONS.get(key, REASONS.get(key.partition(".")[0], "")):
         yield Fault("params", key, "value", reason, allowed)
     elif name not in Train.model_fields or not key.startswith(SECTION):
-        near = [SECTION + name for name in difflib.get_close_matches(name, Train.model_fields, n=1)]
-        yield Fault("params", key, "unknown", "", allowed, did_you_mean(near))
+        yield Fault("params", key, "unknown", "", allowed)
 
 
 def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[Fault]:

@@ -16,7 +16,6 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
     "docs/performance.md": {
         "figures": partial(figures.table, PROJECT / RESULTS),
         "launches": tables.launches,
-        "waits": tables.waits,
         "arithmetic": tables.arithmetic,
         "state": tables.state,
         "scale": tables.scale,
@@ -27,7 +26,6 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
     },
     "docs/reproducibility.md": {"price": tables.elastic_price},
     "docs/reproducibility-catalogue.md": {
-        "hashes": tables.elastic_hashes,
         "cost": tables.elastic_cost,
         "accuracy": tables.elastic_accuracy,
     },

@@ -13,7 +13,6 @@ from pipeline.planning import presets
 from pipeline.planning.presets import Recipe
 from tests.conftest import PROJECT
 from tests.helpers.launches import OF_A_BATCH, OF_A_STEP
-from tests.helpers.reads import WAITS_OF_BEST, WAITS_OF_EPOCH
 
 OF_CPU = presets.CPU
 OF_GPU = presets.GPU
@@ -103,16 +102,6 @@ def steps() -> str:
     return table("`train.precision` | `train.optimizer` | images/s | relative to fp32 | most memory", cells)
 
 
-def elastic_hashes() -> str:
-    """The first digits of the hash of each precision and optimizer. Raises ValueError if a way has another one."""
-    hashes: dict[tuple[str, str], set[str]] = {}
-    for row in report("elastic_hashes"):
-        hashes.setdefault((row["precision"], row["optimizer"]), set()).add(row["sha256"])
-    if wrong := [way for way, found in hashes.items() if len(found) > 1]:
-        raise ValueError(f"several hashes: {wrong}")
-    return table("precision | optimizer | SHA-256 begins", [(*way, f"`{sha:.16}`") for way, (sha,) in hashes.items()])
-
-
 def elastic_cost() -> str:
     """Seconds per step with ddp and with elastic."""
     figures = ("ddp_seconds", "elastic_seconds", "ratio", "bytes_moved")
@@ -180,13 +169,3 @@ def launches() -> str:
     ]
     head = ["| step | at most | with CUDA graphs, at most |", "|---|---|---|"]
     return "\n".join([*head, f"| cutting a batch | {OF_A_BATCH} | {OF_A_BATCH} |", *rows])
-
-
-def waits() -> str:
-    """The table of the waits of the host, as tests/test_readout.py holds them."""
-    rows = {
-        "a step within an epoch, with or without `clip_norm`": "0",
-        "the end of an epoch": f"{WAITS_OF_EPOCH}: for the sums of the epoch, and for the logits of the validation",
-        "the end of a better epoch, with `export: best`": f"{WAITS_OF_BEST}: also for the weights, once for each type",
-    }
-    return "\n".join(["| when | waits |", "|---|---|", *(f"| {when} | {count} |" for when, count in rows.items())])

@@ -9,9 +9,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-# How often the host waits at the end of an epoch: for its sums, and for the logits of the validation. With
-# `export: best` also for the weights of a best epoch: once for float32, once for int64.
-WAITS_OF_EPOCH, WAITS_OF_BEST = 2, 4
 READS = {"item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__"}
 
 
