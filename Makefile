@@ -26,6 +26,11 @@ INSTALL = $(VENV)/bin/uv pip install $$(test -t 2 || echo --quiet) --python $(VE
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# uv is faster than pip. It is pinned like every other package, and pip, which venv brings, installs it. On a terminal it
+# shows how far it is; a log gets no list of packages. All packages are compiled to bytecode here: where tests compile one
+# later, its SyntaxWarnings are errors.
+INSTALL = $(VENV)/bin/uv pip install $$(test -t 2 || echo --quiet) --python $(VENV)/bin/python --compile-bytecode --require-hashes
+
 setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.9 GB), from requirements/lock.txt, every hash checked
 
 # The stamp is newer than the lock only after a successful installation.
@@ -47,10 +52,11 @@ $(READY): requirements/lock.txt requirements/uv.txt
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
 	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 7 || { \
 		echo "setup: $$free GB free here; the environment takes about 6 GB, and uv needs room to unpack" >&2; exit 1; }
-	@echo "setup: installing about 6 GB into $(VENV), in 1 to 5 minutes; on a terminal uv shows how far it is"
+	@echo "setup: installing about 6 GB into $(VENV), in 1 to 10 minutes; only on a terminal uv shows how far it is"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
 	@$(INSTALL) --requirement requirements/lock.txt
+	@$(VENV)/bin/python -m pipeline.reporting.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
@@ -140,13 +146,15 @@ image-test: setup  ## build and test the container without a GPU or a registry (
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade --no-header --no-annotate --quiet
 COMPILE_TESTS := $(COMPILE) --group test --constraint requirements/lock.txt --output-file requirements/test.txt \
 	$$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/lock.txt)
+LOCK_UV := sed --quiet '/^uv==/,/[^\\]$$/p' requirements/test.txt > requirements/uv.txt
 lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
 	@$(COMPILE) pyproject.toml --output-file requirements/lock.txt
 	@$(COMPILE_TESTS)
-	@sed -i '2,$$d' requirements/uv.txt && sed -n '/^uv==/,/[^\\]$$/p' requirements/test.txt >> requirements/uv.txt
+	@$(LOCK_UV)
 
 lock-tests: $(READY_TESTS)  ## write requirements/test.txt alone: new linters, and no stage runs again
 	@$(COMPILE_TESTS)
+	@$(LOCK_UV)
 
 clean:  ## remove .demo and the caches of tools; never data, models or runs
 	@rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

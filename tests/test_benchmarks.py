@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.gpu.report import Report as GpuTests
 from tests.helpers import starts
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
+from tests.helpers.wheels import wheel
 
 CHOSEN = ("ceiling_rows", "time_to_accuracy_variants")  # reports of `ceiling` and `time_to_accuracy`, of other cases
 NAMES = (
@@ -180,22 +180,6 @@ def program(folder: Path, name: str, script: str) -> str:
     (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bin" / name).chmod(0o755)
     return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-
-
-def wheel(folder: Path, name: str, *libraries: str) -> Path:
-    """A wheel of version 1 with a module of this name and with libraries."""
-    path, info = folder / f"{name}-1-py3-none-any.whl", f"{name}-1.dist-info"
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for library in libraries:
-            archive.writestr(library, "with symbols")
-        archive.writestr(f"{name}/__init__.py", "")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

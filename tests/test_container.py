@@ -145,6 +145,14 @@ def test_a_package_is_in_one_lock() -> None:
     assert not packages_of("lock.txt") & packages_of("test.txt")
 
 
+def test_uv_is_pinned_in_one_version() -> None:
+    """requirements/uv.txt, from which `make setup` and the image have uv, is the entry of test.txt, with its hashes."""
+    pinned, tests = ((PROJECT / "requirements" / name).read_text() for name in ("uv.txt", "test.txt"))
+    assert packages_of("uv.txt") == {"uv"}
+    assert f"\n{pinned}" in tests
+    assert "--hash=sha256:" in pinned
+
+
 def test_the_image_that_runs_has_no_optional_package() -> None:
     """pillow-heif contains x265, so it is under GPL 2: it is an extra, and the image that runs has lock.txt alone."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())

@@ -1,5 +1,6 @@
-"""`make setup` empties only an environment that it made itself; uv and pip refuse; Git ignores links as folders."""
+"""`make setup` empties only its own environment, and checks hashes; uv and pip refuse; Git ignores links as folders."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from tests.helpers.wheels import wheel
 
 
 @pytest.fixture
@@ -23,16 +25,16 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command's end, as from a terminal without an environment."""
     outer = {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "VIRTUAL_ENV"}
-    environ = {key: value for key, value in os.environ.items() if key not in outer}
+    environ = {key: value for key, value in os.environ.items() if key not in outer} | variables
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-def setup(folder: Path) -> subprocess.CompletedProcess[str]:
+def setup(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `make setup`."""
-    return run(folder, "make", "--always-make", "setup", f"PYTHON={Path(sys.executable).resolve()}")
+    return run(folder, "make", "--always-make", "setup", f"PYTHON={Path(sys.executable).resolve()}", **variables)
 
 
 UV = (str(Path(sys.executable).parent / "uv"), "--offline", "--no-cache")
@@ -103,6 +105,22 @@ def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
     done = run(project, "make", ".venv/.ready-tests")
     assert done.returncode == 0, done.stderr
     assert (project / ".venv/.ready-tests").is_file()
+
+
+@pytest.mark.nightly("venv installs pip: 5 s; the image's test installs by the same locks")
+def test_a_package_with_another_hash_is_not_installed(project: Path, tmp_path: Path) -> None:
+    """Nor one without a hash; the environment is not ready then. With the hash of the file, it is: from a folder."""
+    (project / "pipeline/reporting").mkdir(parents=True)
+    (project / "pipeline/reporting/plots_page.py").touch()
+    own = wheel(tmp_path / "wheels", "some_package")
+    own_hash = hashlib.sha256(own.read_bytes()).hexdigest()
+    offline = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(own.parent), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    for hashes, status in (("", 2), (f"--hash=sha256:{'0' * 64}", 2), (f"--hash=sha256:{own_hash}", 0)):
+        (project / "requirements/lock.txt").write_text(f"some-package==1 {hashes}\n")
+        done = setup(project, **offline)
+        assert done.returncode == status, done.stderr
+        assert (project / ".venv/.ready").exists() == (status == 0)
+        assert bool([*project.glob(".venv/lib/*/site-packages/some_package")]) == (status == 0)
 
 
 @pytest.mark.parametrize("name", [".venv", "runs", "data/images"])
