@@ -16,12 +16,6 @@ TARGET ?= runtime
 # `arithmetic`, `elastic` and `portable` are measured when the code that they measure changes; `gpu`, `steps`: on a GPU.
 BENCHMARKS := loader ceiling planning ways peers time_to_accuracy pipeline prepare growth
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-# uv installs; pip only installs uv. What names a mirror or a folder to pip names it to uv, too (docs/operations.md). Each
-# package is compiled once, here: later it might not be allowed, and then each start would compile torch. On a terminal uv
-# shows how far it is; a log gets no list of packages.
-INSTALL = $(VENV)/bin/uv pip install $$(test -t 2 || echo --quiet) --python $(VENV)/bin/python --compile-bytecode \
-	--require-hashes $(if $(PIP_INDEX_URL),--default-index "$(PIP_INDEX_URL)") $(if $(PIP_NO_INDEX),--no-index) \
-	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,7 +30,7 @@ setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.9 GB), fro
 # The stamp is newer than the lock only after a successful installation.
 # Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
 # Or an empty one, which uv leaves where it is refused (requirements/refusal.py).
-$(READY): requirements/lock.txt requirements/uv.txt
+$(READY): requirements/lock.txt
 	@test ! -L $(VENV) || { \
 		echo "setup: $(VENV) is a link to $$(readlink $(VENV)); its environment stays as it is; remove the link (rm $(VENV))" >&2; exit 1; }
 	@test ! -e $(VENV) || test -e $(READY) || grep -qsF "'$(PROMPT)'" $(VENV)/pyvenv.cfg || \
@@ -56,7 +50,6 @@ $(READY): requirements/lock.txt requirements/uv.txt
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
 	@$(INSTALL) --requirement requirements/lock.txt
-	@$(VENV)/bin/python -m pipeline.reporting.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
