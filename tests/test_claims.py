@@ -22,7 +22,7 @@ from tests.helpers.projects import call, commit, create_project, verify
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
 WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
-FURTHER = pytest.mark.nightly("the same with further forgeries; make test-ci has two of them")
+FURTHER = pytest.mark.nightly("the same with further forgeries; make test-ci has one of them")
 STATE, DIGEST = "state_sha256", "0" * 64
 
 
@@ -301,8 +301,11 @@ def swapped_image(project: Path) -> None:
 @pytest.mark.parametrize(
     "forge",
     [
-        made_up, skipped_step,
-        *(pytest.param(each, marks=FURTHER) for each in (swapped_image, other_weights, swapped_states, other_run)),
+        made_up,
+        *(
+            pytest.param(each, marks=FURTHER)
+            for each in (skipped_step, swapped_image, other_weights, swapped_states, other_run)
+        ),
     ],
 )  # fmt: skip
 def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:

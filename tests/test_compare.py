@@ -109,7 +109,7 @@ def output_of(folder: Path, *arguments: str, check: bool = True) -> str:
     return done.stdout if check else done.stderr
 
 
-@pytest.mark.slow("several runs of DVC; make test has the table and the test of significance")
+@pytest.mark.nightly("several runs of DVC; make test has the table and the test of significance")
 def test_real_experiments_are_compared(tmp_path: Path) -> None:
     """Of a commit, an experiment, one that waits and one that failed: figures, changed params, and time."""
     folder = create_project(

@@ -168,7 +168,7 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     assert before.items() <= everything(project).items()
 
 
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
+@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     """Outputs, objects, run cache and dvc.lock are empty, as a power cut soon after a run leaves them."""
     before = everything(project)

@@ -140,7 +140,7 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(projec
     assert {path.name for path in result.parent.iterdir()} == {elsewhere.RESULT, "runs"}
 
 
-@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
+@pytest.mark.nightly("trains several seeds under DVC; make test-ci compares a first result")
 def test_what_cannot_be_compared_is_refused(project: Path) -> None:
     """Too few seeds, no figures, figures that are not committed, and a stage that fails: each by its key."""
 

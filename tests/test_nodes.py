@@ -105,7 +105,7 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
     assert outputs(first) == one_node
 
 
-@pytest.mark.slow("trains long enough to be killed, twice; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("trains long enough to be killed, twice; make test-ci loses a node")
 def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     """run.max_restarts: a process of the second node is killed. Both launchers start theirs again, and meet again."""
     lines = {"train__epochs": 16, "run__launcher": "spawn"}

@@ -106,7 +106,7 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
     assert "\nweights: " in other.stdout
 
 
-@pytest.mark.slow("two trainings under DVC; make test has the list of a folder of photos")
+@pytest.mark.nightly("two trainings under DVC; make test-ci runs from a folder of photos to a model (test_start)")
 def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     """`data.source: folder` gives the split and the packed images of a copy. A new photo is noticed and used. A
     clone without the folder trains on what `dvc pull` brings.

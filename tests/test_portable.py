@@ -257,7 +257,7 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, here: Com
     assert here.python(folder, "ask").splitlines()[-1] == str(threads)
 
 
-@pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
+@pytest.mark.nightly("runs every stage; make test refuses what cannot be portable")
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
     assert description.usable_arithmetic(native / "models") == "portable"

@@ -201,7 +201,7 @@ def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) ->
     assert experiments(folder) == commits
 
 
-@pytest.mark.slow("two more sweeps; make test has the runner and the search")
+@pytest.mark.nightly("two more sweeps; make test has the runner and the search, make test-ci a sweep")
 def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: Path) -> None:
     """What runs saves its state, and the next start goes on. A trial whose loss becomes infinite is named with its
     reason, and is the last of the table.

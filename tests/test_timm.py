@@ -104,7 +104,7 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     assert (log_probs.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
 
 
-@pytest.mark.slow("two trainings, of one process and of three")
+@pytest.mark.nightly("two trainings; make test-ci moves a model of torchvision to other numbers of processes")
 def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path) -> None:
     """With gradient checkpointing and a moving average: the weights of one process are those of three."""
     lines: dict[str, Any] = {
