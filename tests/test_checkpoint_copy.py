@@ -1,5 +1,6 @@
 """run.checkpoint_copy: a run that has lost its machine goes on at another one, to the same bytes."""
 
+import os
 import re
 import shutil
 import signal
@@ -11,8 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import fsspec.core
 import pytest
 
+from pipeline.base import files
 from pipeline.config import params
 from pipeline.training import checkpoint_copy
 from pipeline.training.runs import Run
@@ -45,9 +49,9 @@ def stop(folder: Path, number: signal.Signals, epoch: int) -> int:
     return status
 
 
-def numbers(copies: Path) -> list[int]:
-    """The numbers of the copies in a folder."""
-    return sorted(int(path.stem.rpartition("-")[2]) for path in copies.glob("*/checkpoint-*.pt"))
+def names(copies: Path) -> list[str]:
+    """The names of the copies in a folder."""
+    return sorted(path.name for path in copies.glob("*/*.pt"))
 
 
 def saved_step(folder: Path) -> str:
@@ -65,17 +69,17 @@ def test_a_run_goes_on_at_another_machine_to_the_same_bytes(whole: Path, tmp_pat
     first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
     assert stop(first, signal.SIGTERM, 2) == 75
     (saved,) = first.glob("runs/*/checkpoint.pt")
-    before = numbers(copies)
-    (newest,) = copies.glob(f"*/checkpoint-{before[-1]}.pt")
+    (newest,) = copies.glob("*/checkpoint.pt")
     assert newest.read_bytes() == saved.read_bytes()
     assert stop(second, signal.SIGTERM, 8) == 75
     assert f"going on from {saved_step(first)}" in messages(second)
-    assert numbers(copies)[-1] > before[-1]
-    assert len(numbers(copies)) == checkpoint_copy.KEPT
+    (saved,) = second.glob("runs/*/checkpoint.pt")
+    assert newest.read_bytes() == saved.read_bytes()
+    assert names(copies) == ["checkpoint.pt", "previous-checkpoint.pt"]
     done = launch(first)
     assert f"going on from {saved_step(second)}" in done.stderr
     assert outputs(first) == outputs(whole)
-    assert numbers(copies) == []
+    assert names(copies) == []
 
 
 def test_a_damaged_copy_is_left_out_for_the_one_before(whole: Path, tmp_path: Path) -> None:
@@ -83,8 +87,10 @@ def test_a_damaged_copy_is_left_out_for_the_one_before(whole: Path, tmp_path: Pa
     copies = tmp_path / "copies"
     first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
     assert stop(first, signal.SIGTERM, 2) == 75
-    (newest,) = copies.glob(f"*/checkpoint-{numbers(copies)[-1]}.pt")
-    newest.with_name("checkpoint-1000.pt").write_bytes(newest.read_bytes()[:-1])
+    (newest,) = copies.glob("*/checkpoint.pt")
+    content = newest.read_bytes()
+    newest.with_name("previous-checkpoint.pt").write_bytes(content)
+    newest.write_bytes(content[:-1])
     done = launch(second)
     assert "is damaged" in done.stderr
     assert f"going on from {saved_step(first)}" in done.stderr
@@ -103,11 +109,11 @@ def test_a_forced_start_copies_no_checkpoint_of_the_run_before(tmp_path: Path, m
     with suppress(KeyboardInterrupt), checkpoint_copy.keep(config, config.run):
         time.sleep(2 * checkpoint_copy.CHECK_SECONDS)
         raise KeyboardInterrupt
-    assert numbers(copies) == []
+    assert names(copies) == []
     with checkpoint_copy.keep(config, config.run):
         saved.write_bytes(saved.read_bytes())  # a new one
-        wait_for(lambda: numbers(copies) == [1], "the new checkpoint was not copied")
-    assert numbers(copies) == [1]
+        wait_for(lambda: names(copies) == ["checkpoint.pt"], "the new checkpoint was not copied")
+    assert names(copies) == ["checkpoint.pt"]
 
 
 @pytest.mark.parametrize("address", ["nowhere://runs", "a file", "{here}/params.yaml/runs"])
@@ -158,7 +164,37 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
         cut = Cut(port)
         for name, value in {**buckets.VARIABLES, "ENDPOINT_URL": f"http://127.0.0.1:{cut.port}"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # a client in this process knows the server before
         yield cut
+
+
+@pytest.mark.parametrize(("content", "age", "expected"), [
+    ("new", -60, "new"), ("old", 60, "copied"), ("copied", 60, "copied"), ("copied", -60, "copied"),
+])  # fmt: skip
+@pytest.mark.parametrize(
+    "scheme", ["", pytest.param("s3", marks=pytest.mark.nightly("with a server; make test has the folder"))]
+)
+def test_the_newer_of_a_copy_and_a_checkpoint_is_taken(
+    tmp_path: Path, request: pytest.FixtureRequest, scheme: str, content: str, age: int, expected: str
+) -> None:
+    """The copy is fetched only if it is another one; a newer checkpoint becomes the copy, the copy the one before."""
+    if scheme:
+        request.getfixturevalue("storage")
+    address = f"s3://{buckets.BUCKET}/{tmp_path.name}" if scheme else str(tmp_path / "copies")
+    run = Run(tmp_path / "run", "0" * 64)
+    files.write_text(run.checkpoint, f"{'-' * 32}copied")
+    checkpoint_copy.Place(address, run).finish()
+    run.checkpoint.write_text(f"{'-' * 32}{content}")
+    saved = run.checkpoint.stat().st_mtime - age
+    os.utime(run.checkpoint, (saved, saved))
+    place = checkpoint_copy.Place(address, run)
+    place.restore()
+    assert run.checkpoint.read_text().strip("-") == expected
+    assert (run.checkpoint.stat().st_mtime == saved) == (content != "old")  # what is equal is not fetched
+    place.finish()
+    there, folder = fsspec.core.url_to_fs(address)
+    both = [there.cat_file(path).decode().strip("-") for path in sorted(there.glob(f"{folder}/*/*.pt"))]
+    assert both == ([expected, "copied"] if content == "new" else [expected])
 
 
 @pytest.mark.nightly("three trainings, one of them beside a server that fails; make test has the folder")

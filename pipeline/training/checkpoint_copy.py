@@ -1,15 +1,15 @@
-"""Copies of the working checkpoint at another place (`run.checkpoint_copy`), so that a run outlives its machine.
+"""A copy of the working checkpoint at another place (`run.checkpoint_copy`), so that a run outlives its machine.
 
-    <address>/<fingerprint of the run>/checkpoint-<number>.pt       the newest two
+    <address>/<fingerprint of the run>/checkpoint.pt            the newest one
+    <address>/<fingerprint of the run>/previous-checkpoint.pt   the one before it
 
-The launcher of the first node makes them, so the training does not wait for them, and the last checkpoint of processes
+The launcher of the first node makes it, so the training does not wait for it, and the last checkpoint of processes
 that have died is copied, too. A copy gets its name when all of its bytes are there. The training checks the SHA-256 at
 its end. The address is one that fsspec opens [filesystem_spec.readthedocs.io]: a folder, s3://, and others for which
 its package is installed.
 """
 
 import os
-import re
 import shutil
 import sys
 import threading
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 NONE = "none"
 KEY = "run.checkpoint_copy"
-NAME = re.compile(r"checkpoint-(\d+)\.pt")
 PART = 8 * 2**20  # bytes that are sent at a time
 CHECK_SECONDS, RETRY_SECONDS, FINISH_SECONDS = 1.0, 10.0, 60.0
-KEPT = 2
+DIGEST = 32  # bytes at the end of a checkpoint: the SHA-256 of the others (checkpoint.py)
 Identity = tuple[int, int, int]
 
 
@@ -40,9 +39,9 @@ Identity = tuple[int, int, int]
 def keep(config: Params, run: RunSettings) -> Iterator[None]:
     """Inside the block, each new checkpoint of the run of these params is copied; at its end, the last one.
 
-    First the run gets the newest copies, if there are newer ones than its own checkpoint. The copies are removed when
-    the checkpoint is: not before dvc.lock records the model. `run`: config.run as it is on this node. Raises UserError
-    if nothing can be written at the address. A copy that fails later is reported on stderr, and tried again.
+    First the run gets the copy, if it has no checkpoint, or an older one. The copy is removed when the checkpoint is:
+    not before dvc.lock records the model. `run`: config.run as it is on this node. Raises UserError if nothing can be
+    written at the address. A copy that fails later is reported on stderr, and tried again.
     """
     if run.checkpoint_copy == NONE or run.node_rank > 0:
         yield
@@ -105,44 +104,40 @@ class Place:
         except Exception as error:
             raise UserError(Fault(KEY, self._shown, kind, one_line(error), allowed)) from None
 
-    def _names(self) -> dict[int, str]:
-        """The copies by their numbers."""
+    def _copies(self) -> dict[Path, str]:
+        """A checkpoint's path here → its copy, of those that have one; the newest first."""
         self._files.invalidate_cache()
-        names = (str(path).rpartition("/")[2] for path in self._files.ls(self._folder, detail=False))
-        return {int(match[1]): f"{self._folder}/{name}" for name in names if (match := NAME.fullmatch(name))}
-
-    @property
-    def _known(self) -> Path:
-        """The file here with the number of the newest copy that was made or fetched here."""
-        return self._run.folder / "copied"
+        copies = {path: f"{self._folder}/{path.name}" for path in self._run.checkpoints}
+        return {path: copy for path, copy in copies.items() if self._files.exists(copy)}
 
     def clear(self) -> None:
         """Remove the copies, which are no longer needed. A failure is reported on stderr: it harms no training."""
-        self._known.unlink(missing_ok=True)
         try:
-            for name in self._names().values():
-                self._files.rm_file(name)
+            for copy in self._copies().values():
+                self._files.rm_file(copy)
         except Exception as error:  # of any of fsspec's packages
             folder = f"{self._shown}/{self._run.fingerprint}"
             print(f"train: {KEY}: {folder} could not be emptied ({one_line(error)})", file=sys.stderr)
 
     def restore(self) -> None:
-        """Fetch the newest copies, if there is no checkpoint here, or another machine has gone on.
+        """Fetch the copies, if there is no checkpoint here, or an older one.
 
-        The training takes the newest of them that is not damaged, as it does with its own. Raises UserError if one
-        cannot be read.
+        The training takes the newest that is not damaged, as it does with its own. Raises UserError if one cannot be
+        read.
         """
+        own = next((path for path in self._run.checkpoints if path.is_file()), None)
         with self._explained("failed", f"{NONE}, to begin without it; or the same address again"):
-            names = self._names()
-            newest = sorted(names, reverse=True)[:KEPT]
-            known = int(self._known.read_text()) if self._known.is_file() else 0
-            if not newest or (self._run.has_checkpoint() and newest[0] <= known):
+            copies = self._copies()
+            if not copies:
                 return
-            for number, path in zip(newest, self._run.checkpoints, strict=False):
+            newest = next(iter(copies.values()))
+            is_equal = own and self._files.cat_file(newest, start=-DIGEST) == own.read_bytes()[-DIGEST:]
+            if own and not is_equal and self._files.modified(newest).timestamp() <= own.stat().st_mtime:
+                return
+            for path, copy in () if is_equal else copies.items():
                 with files.atomic_file(path) as temporary:
-                    self._files.get_file(names[number], str(temporary))
+                    self._files.get_file(copy, str(temporary))
                 print(f"train: {path} comes from {KEY} ({self._shown})", file=sys.stderr)
-        files.write_text(self._known, str(newest[0]))
         self.take_as_copied()
 
     def take_as_copied(self) -> None:
@@ -185,19 +180,17 @@ class Place:
             self._copied, self._reason = newest, ""
 
     def _copy(self, source: BinaryIO) -> None:
-        """Copy the file under the next number, and remove the copies before the newest two."""
-        names = self._names()
-        number = max(names, default=0) + 1
-        name, partial = f"{self._folder}/checkpoint-{number}.pt", f"{self._folder}/partial"
+        """Copy the file. The copy that was the newest becomes the one before it."""
+        newest, before = (f"{self._folder}/{path.name}" for path in self._run.checkpoints)
+        partial = f"{self._folder}/partial"
         with self._files.open(partial, "wb") as target:
             shutil.copyfileobj(source, target, PART)
         sent, arrived = os.fstat(source.fileno()).st_size, self._files.info(partial)["size"]
         if arrived != sent:
             raise OSError(f"{arrived} of {sent} bytes have arrived")
-        self._files.mv(partial, name)
-        files.write_text(self._known, str(number))
-        for old in sorted(names)[: 1 - KEPT]:
-            self._files.rm_file(names[old])
+        if self._run.checkpoint in self._copies():
+            self._files.mv(newest, before)
+        self._files.mv(partial, newest)
 
 
 def identity_of(file: BinaryIO) -> Identity:

@@ -2,7 +2,6 @@
 
     fingerprint          64 hexadecimal digits; the folder's name has the first of them
     checkpoint.pt        the newest checkpoint, and the one before it; removed when the run is finished and recorded
-    copied               the number of the newest copy of the checkpoint elsewhere (checkpoint_copy.py)
     lock, holder         the lock of the process that trains; its process id, with what it does
     events.out.…         of TensorBoard, one file per attempt
     provenance.json      see provenance.py; it exists when the run has finished
