@@ -134,6 +134,9 @@ class Place:
             is_equal = own and self._files.cat_file(newest, start=-DIGEST) == own.read_bytes()[-DIGEST:]
             if own and not is_equal and self._files.modified(newest).timestamp() <= own.stat().st_mtime:
                 return
+            before = self._run.checkpoints[1]
+            if own and not is_equal and before not in copies:
+                own.replace(before)  # it is older than the copy, and good, if the copy is damaged
             for path, copy in () if is_equal else copies.items():
                 with files.atomic_file(path) as temporary:
                     self._files.get_file(copy, str(temporary))
