@@ -133,7 +133,7 @@ image:  ## the container's image, from docker/pins.env (if Apex's host cannot be
 image-repro:  ## run the pipeline in the container (perennial repro), on run.processes GPUs and these files, as your user
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
-image-test: setup $(READY_TESTS)  ## build and test the container without a GPU or a registry (30 GB of disk, about 12 minutes on 2 idle cores)
+image-test: setup $(READY_TESTS)  ## build and test the container without a GPU or a registry (30 GB of disk, about 12 minutes on 2 idle cores, SHORT=yes: 6)
 	@docker/image_test.sh
 
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade --no-header --no-annotate --quiet
