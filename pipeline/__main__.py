@@ -49,7 +49,11 @@ from pipeline.command_line import (
     version,
 )
 
-LAUNCHED = {"train": "pipeline.stages.launch_train", "evaluate": "pipeline.stages.launch"}
+LAUNCHED = {
+    "features": "pipeline.stages.launch",
+    "train": "pipeline.stages.launch_train",
+    "evaluate": "pipeline.stages.launch",
+}
 
 
 def module_of(arguments: argparse.Namespace) -> str:

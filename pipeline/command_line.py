@@ -143,7 +143,7 @@ def continue_from(parser: Parser) -> None:
 
 
 def rank(parser: Parser) -> None:
-    parser.add_argument("stage", choices=("train", "evaluate"))
+    parser.add_argument("stage", choices=("features", "train", "evaluate"))
 
 
 COMMANDS = {
@@ -177,12 +177,13 @@ COMMANDS = {
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
     "prepare": Command(STAGES, "resize the images, and pack them into one file"),
     "weights": Command(STAGES, "get pretrained weights, if train.weights names some"),
+    "features": Command(STAGES, "compute what the pretrained network says of each image, if train.head is solved"),
     "train": Command(STAGES, "train the model, in run.processes processes; the first step takes some seconds"),
     "evaluate": Command(STAGES, "measure the trained model on the test images"),
     "export": Command(STAGES, "write the model as ONNX, and compare its answers on the test images"),
     "card": Command(STAGES, "write the model card for the Hugging Face Hub"),
     "report": Command(STAGES, "write a page with the figures, the curves, the mistakes and the data"),
-    "rank": Command("", "one process of train or evaluate; the launcher starts it", rank),
+    "rank": Command("", "one process of features, train or evaluate; the launcher starts it", rank),
 }
 
 

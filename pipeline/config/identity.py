@@ -67,10 +67,12 @@ def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
     Code is the files that dvc.yaml lists for the train stage. After a change of another file, a run can be resumed.
     """
     weights = sorted(Path(config.paths.weights).glob("*.safetensors"))
+    features = Path(config.paths.features).glob("*.npy")
     data = {
         "SHA-256 of paths.packed": packed_digest,
         "SHA-256 of paths.split": files.sha256(Path(config.paths.split)),
         **{f"SHA-256 of {path.name} in paths.weights": files.sha256(path) for path in weights},
+        **{f"SHA-256 of {path.name} in paths.features": files.sha256(path) for path in features},
     }
     return parts(config, TRAIN, data, code(TRAIN))
 

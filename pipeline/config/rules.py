@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.base.errors import Fault
 from pipeline.config import document
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import PACKAGED, TIMM
 from pipeline.config.params import APEX_LEVELS, Params
 
 
@@ -88,6 +88,9 @@ def words(values: Values) -> str:
 NONDETERMINISTIC = begins_with("alexnet", "vgg")
 SIDE = 224  # pixels, of a model that learns an embedding for every position of a patch
 FIXED_SIDE = begins_with("vit_", "maxvit")
+NOT_PACKAGED = Predicate(
+    f"{TIMM}…, other than {', '.join(PACKAGED)}", lambda name: name.startswith(TIMM) and name not in PACKAGED
+)
 ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
 ONE_SIDE = "this model takes images of one size"
 GREY_SETS = ("torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST")
@@ -199,8 +202,29 @@ PAIRS = (
     Pair("train.crop", other_than(SIDE), "train.model", FIXED_SIDE, ONE_SIDE, f"{SIDE}, or another model"),
     Pair("train.crop_from", above(0), "train.model", FIXED_SIDE, ONE_SIDE, "0, or another model"),
     Pair("train.eval_crop", other_than(SIDE), "train.model", FIXED_SIDE, ONE_SIDE, f"{SIDE}, or another model"),
-    Pair("train.weights", "imagenet", "train.model", begins_with(TIMM), "these weights have no address with a hash",
-         "none, or model.safetensors of the model from huggingface.co/timm, as a file in data/pretrained/"),
+    Pair("train.weights", "imagenet", "train.model", NOT_PACKAGED,
+         "these weights have no address with a hash",
+         f"none, {', '.join(PACKAGED)}, or model.safetensors of the model from huggingface.co/timm, as a file in "
+         "data/pretrained/"),
+    # A head that is solved, from features that are computed once.
+    Pair("train.head", "solved", "train.weights", "none", "features of random weights say little",
+         "trained, or train.weights: imagenet, or a file"),
+    Pair("train.head", "solved", "train.freeze_backbone", False, "only the head is solved",
+         "trained, or train.freeze_backbone: true"),
+    Pair("train.head", "solved", "prepare.fit", "none", "with another split the same features would be computed again",
+         "trained, or prepare.fit: crop, squash or pad"),
+    *(Pair("train.head", "solved", f"train.{key}", above(0), "there is one feature vector of each image, as it is",
+           f"trained, or train.{key}: 0") for key in ("mixup", "cutmix", "erasing", "color_jitter")),
+    Pair("train.head", "solved", "train.loss", "focal", "least squares are solved", "trained, or cross_entropy"),
+    Pair("train.head", "solved", "train.export", ("best", "ema"), "there is one solution",
+         "trained, or train.export: last"),
+    Pair("train.head", "solved", "train.precision", Predicate("other than fp32", lambda value: value != "fp32"),
+         "features are fp32, as evaluation is", "trained, or train.precision: fp32"),
+    Pair("train.head", "solved", "train.parallel", ("dp", "apex_ddp"), "no gradient is exchanged",
+         "trained, or train.parallel: single, ddp or elastic"),
+    *(Pair("train.head", "solved", f"train.{key}", True, "there are no training steps",
+           f"trained, or train.{key}: false")
+      for key in ("compile", "cuda_graphs")),
     Pair("train.nesterov", True, "train.momentum", 0, "Nesterov's step needs momentum",
          "false, or train.momentum above 0", where={"train.optimizer": ("sgd", "fused_sgd")}),
     Pair("train.export", "ema", "train.ema_decay", 0, "there is no average to export",

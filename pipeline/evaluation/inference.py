@@ -1,9 +1,13 @@
 """Logits and probabilities of images: the same function for validation, evaluation and prediction."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.engine import distributed, loop
@@ -28,6 +32,19 @@ def logits(
     indices = range(world.rank, len(batches), world.size)
     batch_logits = list(loop.logits(model, eval_batches(images, [batches[index] for index in indices]), precision))
     return torch.cat(distributed.gather_in_order(batch_logits, list(indices), len(batches)))[: len(crops.rows)]
+
+
+@contextmanager
+def progress(net: nn.Module, name: str, batches: int, world: World) -> Iterator[None]:
+    """A block in which the main process shows on a terminal how many of its batches the model has computed."""
+    with tqdm(desc=name, total=batches, unit=" batches", disable=None if world.is_main else True) as bar:
+
+        def count(*_: object) -> None:
+            bar.update()
+
+        hook = net.register_forward_hook(count)
+        yield
+        hook.remove()
 
 
 def predict_logits(

@@ -58,6 +58,19 @@ def head(net: nn.Module) -> nn.Module:
     return timm_models.head(net) or [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
 
 
+def without_head(net: nn.Module, name: str) -> nn.Module:
+    """The model without its head, in evaluation mode: it maps images [n, 3, h, w] to features [n, d].
+
+    Raises UserError if the head of the model `name` is no linear layer, so that the features are no vector.
+    """
+    last = head(net)
+    if not isinstance(last, nn.Linear):
+        reason = f"the head of train.model: {name!r} is no linear layer, but {type(last).__name__}"
+        raise UserError(Fault("train.head", "solved", "pair", reason, "trained, or another model"))
+    net.set_submodule(next(name for name, module in net.named_modules() if module is last), nn.Identity())
+    return net.eval()
+
+
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_norm_and_bias: bool, head_scale: float = 1.0
 ) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, Kind, UserError
+from pipeline.config.model_names import PACKAGED
 from pipeline.models import network
 
 FORMATS = (".pth", ".pt", ".safetensors")
 WEIGHTS_KEYS = ("state_dict", "model")  # keys under which training scripts save the weights
 DDP_PREFIX = "module."  # DistributedDataParallel puts it before every name
 CLASSES = "classes"  # the key of a .safetensors file's metadata with the names of the head's classes, as JSON
+IMAGENET_CLASSES = 1000
 MAX_NAMES = 5  # tensors in one error message
 
 # torchvision published some weights before it renamed parts of their models: the dense layers of DenseNet, and the MLPs
@@ -43,13 +46,33 @@ def published_weights(model: str) -> tuple[str, str]:
     return url, digits
 
 
-def convert(source: Path, target: Path) -> list[str]:
+def packaged_weights(model: str) -> tuple[Path, list[str]]:
+    """The file of a model of PACKAGED, and the model's names of its tensors, in their order.
+
+    The packages have the tensors of timm's models in timm's order, under other names. Raises UserError if the package
+    is missing, or its file has another SHA-256.
+    """
+    entry, remedy = PACKAGED[model], "make setup installs the packages of requirements/lock.txt"
+    try:
+        path = Path(str(metadata.distribution(entry.package).locate_file(entry.file)))
+        digest = files.sha256(path)
+    except (metadata.PackageNotFoundError, FileNotFoundError):
+        raise errors.missing(entry.package, remedy, f"it has the weights of {model}, and is not installed") from None
+    if digest != entry.sha256:
+        raise UserError(Fault(str(path), f"SHA-256 {digest}", "differs", "", entry.sha256, remedy))
+    with torch.device("meta"):
+        return path, [*network.build(model, IMAGENET_CLASSES, seed=0).state_dict()]
+
+
+def convert(source: Path, target: Path, names: Sequence[str] = ()) -> list[str]:
     """Write the weights of `source` to `target` as safetensors, with torchvision's present names.
 
-    Of metadata only the names of the classes stay. Returns one sentence per change. Raises UserError if `source` is
-    missing, or is not a file of a model's weights.
+    `names`: other names for all tensors, in their order. Of metadata only the names of the classes stay. Returns one
+    sentence per change. Raises UserError if `source` is missing, or is not a file of a model's weights.
     """
     tensors, notes, classes = _read(source), list[str](), tuple[str, ...]()
+    if names:
+        tensors = dict(zip(names, tensors.values(), strict=True))
     if source.suffix == ".safetensors":
         with schema.reading(source, f"write {CLASSES!r} as a JSON list of names, or leave it out"):
             classes = classes_of(source)

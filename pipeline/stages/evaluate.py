@@ -11,14 +11,12 @@ import hashlib
 import math
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
@@ -123,18 +121,6 @@ def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], Expo
     return data, rows, model
 
 
-@contextmanager
-def progress(model: ExportedModel, batches: int, world: World) -> Iterator[None]:
-    """A block in which the main process shows on a terminal how many of its batches the model has computed."""
-    with tqdm(desc="evaluate", total=batches, unit=" batches", disable=None if world.is_main else True) as bar:
-
-        def count(*_: object) -> None:
-            bar.update()
-
-        model.net.register_forward_hook(count)
-        yield
-
-
 def run(config: Params) -> None:
     """Run one process of the evaluation. The main process writes the stage's outputs and prints the figures.
 
@@ -153,7 +139,7 @@ def run(config: Params) -> None:
         image_store, _ = storage.open_images(data, config.run, world.device)
         batch_size, others = config.evaluate.batch_size, acceptance_rows(data)
         all_rows = np.concatenate([rows, others])
-        with progress(model, math.ceil(len(all_rows) / (batch_size * world.size)), world):
+        with inference.progress(model.net, "evaluate", math.ceil(len(all_rows) / (batch_size * world.size)), world):
             logits = inference.predict_logits(
                 model, image_store, data.sizes, all_rows, batch_size=batch_size, world=world
             )

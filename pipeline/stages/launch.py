@@ -1,6 +1,6 @@
 """Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
 
-perennial evaluate      (perennial train: launch_train.py)
+perennial features, perennial evaluate      (perennial train: launch_train.py)
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from pipeline.base import errors, locks
+from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.model_names import TIMM
@@ -120,6 +120,13 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
+def write_no_features(config: Params) -> None:
+    """Write a note instead of features: the images go through the network in each step."""
+    with files.atomic_folder(Path(config.paths.features)) as folder:  # DVC warns of an empty folder with every command
+        files.write_text(folder / "none.txt", "No features are asked for (train.head: trained).\n")
+    print("features: none are asked for (train.head: trained)")
+
+
 def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
     """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
 
@@ -127,15 +134,18 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
     """
 
     def start(config: Params) -> None:
+        if name == "features" and config.train.head == "trained":
+            write_no_features(config)
+            return
         arithmetic = config.train.arithmetic
         if name == "evaluate":  # with the arithmetic with which the model was trained
             arithmetic = description.usable_arithmetic(Path(config.paths.models))
-        elif note := validity.unused_gpus(config, machine.read()):
+        elif name == "train" and (note := validity.unused_gpus(config, machine.read())):
             print(f"train: {note}", file=sys.stderr)
         set_variables(config.train, arithmetic)
         check_apex(config.train)
         check_timm(config.train)
-        run = on_this_node(config.run) if name == "evaluate" else placed_by_cluster(config.run, os.environ)
+        run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)
         frame.tell(f"{name}: starting processes: {run.processes}")
         with beside(config, run):
             with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))

@@ -23,7 +23,7 @@ from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
-from pipeline.training import claim, monitor, results, schedule
+from pipeline.training import claim, monitor, results, schedule, solved
 from pipeline.training.chain import Digest
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
@@ -109,6 +109,9 @@ def until(is_over: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Bat
         yield batch
 
 
+HEADS = {"trained": train, "solved": solved.solve}  # train.head → the training
+
+
 def run(config: Params) -> None:
     """Run one process of the training."""
     start, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
@@ -127,7 +130,7 @@ def run(config: Params) -> None:
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, this_run, claim.read(world.is_main))
-        weights, progress, steps = train(job)
+        weights, progress, steps = HEADS[settings.head](job)
         if world.is_main:
             if note := early_stop_note(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)

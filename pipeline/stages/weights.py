@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import errors, files
-from pipeline.config.model_names import TIMM, weights_file
+from pipeline.config.model_names import PACKAGED, TIMM, weights_file
 from pipeline.config.params import Params
 from pipeline.data import fetch
 from pipeline.stages import frame
@@ -30,11 +30,14 @@ def run(config: Params) -> None:
             return
         from pipeline.models import pretrained  # imports torch, which takes seconds
 
-        if choice == "imagenet":
+        names: list[str] = []
+        if choice == "imagenet" and model in PACKAGED:
+            source, names = pretrained.packaged_weights(model)
+        elif choice == "imagenet":
             source = fetch.obtain_weights(*pretrained.published_weights(model), Path(config.paths.archives))
         else:
             source = Path(choice)
-        for note in pretrained.convert(source, folder / weights_file(model)):
+        for note in pretrained.convert(source, folder / weights_file(model), names):
             print(f"weights: {note}")
     origin = source.name if choice == "imagenet" else choice
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")

@@ -27,11 +27,16 @@ def training_facts(job: Job, model: nn.Module) -> list[str]:
     at_most = "at most " if settings.patience else ""
     of_which = "" if trainable == total else f", of which {trainable:,} are trained"
     sides = ", ".join(f"{side} × {side}" for side in resolution.sides_of_training(settings))
+    length = (
+        f"{per_epoch} per epoch × {settings.epochs} epochs = {at_most}{steps:,}; {settings.batch_size} images per step"
+    )
+    if settings.head == "solved":
+        sides = f"{settings.eval_crop} × {settings.eval_crop}"
+        length = "none (train.head: solved): epochs, learning rate, batch and random crops are not used"
     return [
         f"model      {settings.model}, {total:,} parameters{of_which}; pretrained weights: {settings.weights}",
         f"images     {images}; {len(data.classes)} classes; {sides} pixels",
-        f"steps      {per_epoch} per epoch × {settings.epochs} epochs = {at_most}{steps:,}; "
-        f"{settings.batch_size} images per step",
+        f"steps      {length}",
         f"device     {settings.device} ({provenance.device_name(world.device)}), "
         f"{world.size} {_plural('process', world.size)}{threads}",
         f"precision  {settings.precision}; parallel: {settings.parallel}; "
