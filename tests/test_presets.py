@@ -94,7 +94,7 @@ def test_one_gpu_has_graphs_unless_something_refuses_them() -> None:
     def with_graphs(machine: Machine) -> set[str]:
         return {name for name in NAMES if presets.changes(name, machine, 3_000)["train.cuda_graphs"]}
 
-    assert with_graphs(one) == {"quick", "good", "best", "fast"}
-    assert with_graphs(replace(one, compiler=False)) == {"quick", "good", "best", "fast", "modern"}
+    assert with_graphs(one) == {"scratch", "good", "best", "fast"}
+    assert with_graphs(replace(one, compiler=False)) == {"scratch", "good", "best", "fast", "modern"}
     assert with_graphs(several) == {"fast"}  # on one of them
     assert with_graphs(MACHINES["many cores"]) <= {"modern", "fast"}  # which need a GPU

@@ -1,7 +1,7 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
     perennial start                     shows the presets; on a terminal, asks for one
-    perennial start good                writes this one: quick, good, best, modern, fast or apex
+    perennial start good                writes this one: quick, scratch, good, best, modern, fast or apex
     perennial start good --photos /path/to/photos
     perennial start quick --photos torchvision/MNIST
 
@@ -97,7 +97,7 @@ def lines(now: Situation) -> Iterator[str]:
     yield from (f"note     {note}" for note in photos.notes)
     if photos.images and photos.images < FEW_IMAGES * photos.classes and now.config.train.weights == "none":
         yield f"note     {photos.images / photos.classes:.0f} images per class: training from scratch may learn little;"
-        yield "         with pretrained weights (a download): dvc exp run -S train.weights=imagenet"
+        yield "         with pretrained weights, which need no download: perennial start quick"
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:
@@ -136,13 +136,13 @@ def offer(now: Situation) -> None:
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")
-    print("preset  model     pixels  epochs  batch  a run takes here")
+    print("preset   model                        pixels  epochs  batch  a run takes here")
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
-        print("{:<8}{:<10}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
+        print("{:<9}{:<29}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
 
 
 def ask(now: Situation, photos: str) -> str:

@@ -137,11 +137,16 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     count = survey.parts(config.split)
     steps = sampler.steps(train.epochs, count["train"], train.batch_size)
     validation = _computed_images(count["val"], config) * times.validation
-    yield Part(
-        "train",
-        times.first_step + steps * times.step + train.epochs * validation,
-        f"steps: {steps:,} of {times.step:.3g} s; epochs: {train.epochs:,}, each with {validation:.2g} s of validation",
-    )
+    if train.head == "solved":
+        features = _computed_images(survey.images, config) * times.validation
+        yield Part("features", features, f"images: {survey.images:,} of {1000 * times.validation:.2g} ms")
+    else:
+        yield Part(
+            "train",
+            times.first_step + steps * times.step + train.epochs * validation,
+            f"steps: {steps:,} of {times.step:.3g} s; epochs: {train.epochs:,}, each with {validation:.2g} s of "
+            "validation",
+        )
     if reading:
         yield Part(
             "split and prepare",

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.config.machine import Machine
 
-NAMES = ("quick", "good", "best", "modern", "fast", "apex")
-RECOMMENDED = "good"
+NAMES = ("quick", "scratch", "good", "best", "modern", "fast", "apex")
+RECOMMENDED = "quick"
 MOST_THREADS = 8  # more compute threads do not make such small models faster
 BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU with bf16
 STEPS = 10  # the least of an epoch
@@ -36,13 +36,16 @@ class Recipe:
     crop_from: int = 0  # side of the training crops in the first epochs; 0: `size` in all of them
 
 
+FEATURES = Recipe("timm/tf_efficientnet_lite0", 224, 16, 0.02, 0, (1, 1))  # its head is solved: no steps
 CPU = {
-    "quick": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60)),
+    "quick": FEATURES,
+    "scratch": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60)),
     "good": Recipe("resnet18", 96, 16, 0.02, 1800, (20, 120), mixup=0.2),
     "best": Recipe("resnet18", 128, 16, 0.02, 4500, (60, 300), mixup=0.2),
 }
 GPU = {
-    "quick": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60)),
+    "quick": FEATURES,
+    "scratch": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60)),
     "good": Recipe("resnet34", 224, 64, 0.05, 6000, (30, 200), mixup=0.2),
     "best": Recipe("resnet50", 224, 64, 0.05, 20000, (90, 400), mixup=0.2),
     # The committed default.
@@ -68,13 +71,17 @@ def changes(name: str, machine: Machine, images: int) -> Values:
     """The params of the preset `name` for this number of training images; 0: not known, MANY are assumed."""
     on_gpu = name not in CPU or machine.cuda_devices > 0
     recipe, image_count = (GPU if on_gpu else CPU)[name], images or MANY
+    solved = recipe is FEATURES
     # A CPU gets one process: with several, each would have too few images of a small batch for BatchNorm. So does
-    # `fast`: its steps are so short that several processes would mostly wait for each other.
-    batch, processes = _batch(recipe, image_count, 1 if name == "fast" else machine.cuda_devices)
-    values = _training(recipe, image_count, batch)
+    # `fast`: its steps are so short that several processes would mostly wait for each other. Features need one.
+    batch, processes = _batch(recipe, image_count, 1 if name == "fast" or solved else machine.cuda_devices)
+    values = _training(recipe, image_count, batch) | _start(solved)
     if name == "apex":
         return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
     values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
+    if solved:
+        values |= {"train.precision": "fp32", "train.cuda_graphs": False, "train.memory_format": "channels_last"}
+        values |= {"prepare.size": 256, "train.eval_resize": 256}  # the pixels of the centre are not resized again
     if name == "modern":
         graphs = processes == 1 and not machine.compiler
         values |= {"train.precision": "bf16", "train.compile": machine.compiler, "train.cuda_graphs": graphs}
@@ -128,6 +135,16 @@ def _training(recipe: Recipe, images: int, batch: int) -> Values:
         "train.reference_batch": 0,
         "train.schedule": "cosine",
         "train.warmup_epochs": 2,
+    }
+
+
+def _start(solved: bool) -> Values:
+    """Where a training starts: pretrained features and a head that is solved, or random weights."""
+    return {
+        "prepare.fit": "crop" if solved else "none",
+        "train.weights": "imagenet" if solved else "none",
+        "train.freeze_backbone": solved,
+        "train.head": "solved" if solved else "trained",
     }
 
 

@@ -21,7 +21,7 @@ from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
 from pipeline.data import feature_file, packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous
-from pipeline.engine.choices import PRECISIONS
+from pipeline.engine.choices import MEMORY_FORMATS, PRECISIONS
 from pipeline.engine.precision import allow_tf32
 from pipeline.engine.world import World
 from pipeline.evaluation import inference
@@ -50,7 +50,9 @@ def run(config: Params) -> None:
         facts["let features see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, settings.threads, settings.arithmetic
         )
-    backbone = network.without_head(net, settings.model).to(world.device)
+    backbone = network.without_head(net, settings.model).to(
+        world.device, memory_format=MEMORY_FORMATS[settings.memory_format]
+    )  # type: ignore[call-overload]
     precision = PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)
     inputs = {"packed images": data.digest, "weights": files.sha256(weights)}
