@@ -102,7 +102,7 @@ def run(config: Params, folds: int, runs: Runs) -> None:
 
 def check_batch(config: Params, fewest: int) -> None:
     """Raise UserError if the smallest share has fewer images than a batch: known before a training."""
-    if fewest < config.train.batch_size:
+    if config.train.head == "trained" and fewest < config.train.batch_size:
         reason = f"{SHARES[0]:.0%} of the training images are {fewest:,}, fewer than a batch"
         value, remedy = str(config.train.batch_size), "lower it, or add images"
         raise UserError(Fault("train.batch_size", value, "value", reason, f"1 to {fewest}", remedy))

@@ -1,0 +1,139 @@
+"""Pretrained weights of the lock; the features of each image once; a head that is solved from them."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.config.model_names import PACKAGED
+from pipeline.data import packed
+from pipeline.evaluation import figures, inference
+from pipeline.evaluation.figures import TrainFigures
+from pipeline.loader import storage
+from pipeline.models import exported, network, pretrained
+from pipeline.models.exported import with_normalization
+from tests.helpers import starts
+from tests.helpers.refusals import refuses
+from tests.helpers.trainings import ALONE, digests, gone, outputs, small_world, wait_for
+
+LITE0 = "timm/tf_efficientnet_lite0"
+DAISY = 985  # of ImageNet-1k
+SOLVED: dict[str, Any] = {
+    "train__model": LITE0, "train__weights": "imagenet", "train__freeze_backbone": True, "train__head": "solved",
+    "prepare__fit": "crop", "train__parallel": "elastic", "evaluate__batch_size": 1, "run__processes": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the stage `weights` makes of the package."""
+    path = tmp_path_factory.mktemp("weights") / "lite0.safetensors"
+    source, names = pretrained.packaged_weights(LITE0)
+    pretrained.convert(source, path, names)
+    return path
+
+
+def test_the_weights_of_the_package_know_daisies(weights: Path, photos: Path) -> None:
+    """All tensors fit timm's model, the head of 1,000 classes too; most photos of daisies are ImageNet's *daisy*."""
+    net = network.build(LITE0, 1000, seed=1)
+    pretrained.load_into(net, weights, network.head(net))
+    model = with_normalization(net.eval(), network.normalization(LITE0))
+    daisies = sorted((photos / "daisy").glob("*.jpg"))
+    squares = [Image.open(path).convert("RGB").resize((224, 224), Image.Resampling.BICUBIC) for path in daisies]
+    with torch.inference_mode():
+        answers = model(
+            torch.from_numpy(np.stack([np.asarray(square) for square in squares])).permute(0, 3, 1, 2).float()
+        ).argmax(1)
+    assert (answers == DAISY).sum() > len(daisies) / 2
+
+
+def test_another_file_in_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both hashes are named; a package that is not installed is named, too."""
+    entry = PACKAGED[LITE0]
+    monkeypatch.setitem(PACKAGED, LITE0, vars_of(entry, sha256="0" * 64))
+    with refuses((str(pretrained.metadata.distribution(entry.package).locate_file(entry.file)), "differs")) as error:
+        pretrained.packaged_weights(LITE0)
+    (fault,) = error.value.faults
+    assert entry.sha256 in fault.value
+    assert fault.allowed == "0" * 64
+    monkeypatch.setitem(PACKAGED, LITE0, vars_of(entry, package="no-such-package"))
+    with refuses(("no-such-package", "missing")):
+        pretrained.packaged_weights(LITE0)
+
+
+def vars_of(entry: Any, **changes: str) -> Any:
+    return type(entry)(**{**vars(entry), **changes})
+
+
+def test_a_head_that_is_no_linear_layer_is_refused() -> None:
+    """Its input is no vector."""
+    with refuses(("train.head", "pair")):
+        network.without_head(network.build("squeezenet1_1", 3, seed=0), "squeezenet1_1")
+
+
+def start(folder: Path, stage: str, processes: int) -> Any:
+    command = [sys.executable, "-m", "pipeline", stage]
+    with (folder / "said").open("w") as file:
+        return starts.Popen(command, ranks=processes, cwd=folder, stderr=file, start_new_session=True)
+
+
+def run(folder: Path, *stages: str, processes: int = 1) -> None:
+    for stage in stages:
+        assert start(folder, stage, processes).wait(600) == 0, (folder / "said").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features and head of one process, without an interruption."""
+    folder = small_world(tmp_path_factory.mktemp("solved"), 200, **SOLVED)
+    run(folder, "weights", "features", "train")
+    return folder
+
+
+@pytest.mark.slow("a dozen starts of processes with timm; make test solves the equations")
+@pytest.mark.parametrize(
+    "processes", [1, 2, pytest.param(3, marks=pytest.mark.nightly("as two processes, and one more"))]
+)
+def test_a_kill_and_other_processes_change_no_byte(processes: int, whole: Path, tmp_path: Path) -> None:
+    """Killed after a part of the features, and again in the training; then run again. The finished part stays."""
+    folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": processes})
+    run(folder, "weights")
+    launcher = start(folder, "features", processes)
+    wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/0.npy")) or launcher.poll() is not None, "no part")
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait(600)
+    wait_for(lambda: gone(folder), "orphans")
+    (part,) = folder.glob(".dvc/tmp/features/*/0.npy")
+    before = part.stat().st_mtime_ns
+    assert not (folder / "data/features").exists()
+    launcher = start(folder, "features", processes)
+    wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/1.npy")) or launcher.poll() is not None, "no second part")
+    assert launcher.poll() is not None or part.stat().st_mtime_ns == before
+    assert launcher.wait(600) == 0
+    launcher = start(folder, "train", processes)
+    wait_for(lambda: list(folder.glob("runs/*/")) or launcher.poll() is not None, "no run")
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait(600)
+    wait_for(lambda: gone(folder), "orphans")
+    run(folder, "train", processes=processes)
+    assert digests(folder, "data/features") == digests(whole, "data/features")
+    assert outputs(folder) == outputs(whole)
+
+
+@pytest.mark.slow("the features of the whole run above; make test solves the equations")
+def test_the_exported_network_is_the_solution(whole: Path) -> None:
+    """From the pixels it gives the loss and the accuracy that the solution had on the features of validation images."""
+    model, data = exported.load(whole / "models"), packed.load(whole / "data/packed", whole / "data/split.csv")
+    rows = data.rows("val")
+    store = storage.ImageStore(torch.from_numpy(data.images.copy()), ALONE.device)
+    logits = inference.predict_logits(model, store, data.sizes, rows, batch_size=8, world=ALONE)
+    log_probs, labels = inference.log_probabilities(logits), data.labels[rows]
+    train = figures.read(whole / "metrics", TrainFigures)
+    assert (log_probs.argmax(1) == labels).mean() == train.val_accuracy
+    assert -log_probs[np.arange(len(rows)), labels].mean() == pytest.approx(train.val_loss, abs=1e-4)
