@@ -56,7 +56,7 @@ def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, caps
         assert texts.setdefault(name, path.read_text()) == path.read_text()
         if len(texts) == 1:
             stdout = capsys.readouterr().out
-    assert {("data.source", "archive", "→", "inbox"), ("train.crop", "224", "→", "64")} <= {
+    assert {("data.source", "archive", "→", "inbox"), ("train.head", "trained", "→", "solved")} <= {
         tuple(line.split()) for line in stdout.splitlines()
     }
     differ = [(old, new) for old, new in zip(before, texts["quick"].splitlines(), strict=True) if old != new]
@@ -140,8 +140,8 @@ def test_without_photos_there_are_times_and_no_question(
     monkeypatch.setattr(sys, "stdin", Terminal("g\n"))
     assert start.start("", "") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert requests == 3 * [(3670, 5)]
-    assert sum("about 3.5 hours" in line for line in lines) == 3
+    assert requests == 4 * [(3670, 5)]
+    assert sum("about 3.5 hours" in line for line in lines) == 4
     table = [line for line in lines if line.partition(" ")[0] in presets.NAMES]
     assert len(table) == len(presets.NAMES)
     assert max(map(len, table)) <= 80
@@ -158,7 +158,7 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     monkeypatch.setattr(start, "offer", lambda now: None)
     monkeypatch.setattr(sys, "stdin", Terminal("a\napex\n\n"))
     assert start.start("", "") == 0
-    assert capsys.readouterr().out.count("q: quick, g: good, b: best; ") == 3
+    assert capsys.readouterr().out.count("q: quick, s: scratch, g: good, b: best; ") == 3
     with refuses(("preset", "machine")):
         start.start("apex", "")
     assert params.FILE.read_bytes() == before
@@ -200,7 +200,7 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     assert (folder / "params.yaml").read_bytes() == before
     assert "\nTime of a run: about " in run_start(folder, "--photos", str(photos), terminal=b"q\n")
     raw = read_params(folder / "params.yaml")
-    assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 64)
+    assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
     assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout
     write_params(folder / "params.yaml", change(raw, train__epochs=1))
     call(folder, "dvc", "repro")

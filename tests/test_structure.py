@@ -260,7 +260,7 @@ def test_every_command_has_a_module_and_every_module_a_command() -> None:
     folders = {module for module in MODULES if layer(module) in ("stages", "commands")}
     helpers = {"pipeline.stages", "pipeline.commands", FRAME}
     arguments = [Namespace(command=name, stage="train") for name in COMMANDS]
-    arguments.append(Namespace(command="rank", stage="evaluate"))
+    arguments += [Namespace(command="rank", stage=stage) for stage in ("features", "evaluate")]
     assert {module_of(given) for given in arguments} == folders - helpers
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
     assert written <= {f"pipeline.{name}" for name in CATCH_USER_ERROR}

@@ -23,6 +23,7 @@ from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params, rules, validity
 from pipeline.config.machine import Machine
+from pipeline.config.model_names import TIMM
 from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
@@ -136,13 +137,14 @@ def offer(now: Situation) -> None:
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")
-    print("preset   model                        pixels  epochs  batch  a run takes here")
+    print("preset   model                  pixels  epochs a run takes here")
     for name in NAMES:
         new = values(name, now)
-        columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
+        epochs = "none" if new["train.head"] == "solved" else new["train.epochs"]
+        columns = new["train.model"].removeprefix(TIMM), new["train.crop"], epochs
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
-        print("{:<9}{:<29}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
+        print("{:<9}{:<23}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
 
 
 def ask(now: Situation, photos: str) -> str:

@@ -5,10 +5,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import schema
+from pipeline.base import files, schema
 from pipeline.base.errors import damaged
 
 FILE = "features.npy"  # float32 [images, d]; row i belongs to image i of the packed ones
+
+
+def write_none(folder: Path) -> None:
+    """Write a note instead of features, for train.head: trained. DVC warns of an empty folder with every command."""
+    with files.atomic_folder(folder) as temporary:
+        files.write_text(temporary / "none.txt", "No features are asked for (train.head: trained).\n")
+    print("features: none are asked for (train.head: trained)")
 
 
 def read(folder: Path, images: int) -> NDArray[np.float32]:

@@ -39,13 +39,16 @@ BATCHES = 64  # of a part
 def run(config: Params) -> None:
     """Run one process; the main process writes the parts and the file. Raises UserError as the checks do."""
     settings, size = config.train, config.evaluate.batch_size
+    if settings.head == "trained":  # so the launcher starts no process, and ends here, too
+        feature_file.write_none(Path(config.paths.features))
+        return
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
     meeting = rendezvous.connect_store(world, config.run.timeout_seconds)
     with agreement.compare_facts(meeting, world) as facts:
         data = packed.open_for(config, world.local_rank == 0)
         weights = Path(config.paths.weights) / weights_file(settings.model)
-        net = network.build(settings.model, len(data.classes), settings.seed)
+        net = network.build(settings.model, len(data.classes), seed=0)
         pretrained.load_into(net, weights, network.head(net))
         facts["let features see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, settings.threads, settings.arithmetic

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from pipeline.base import errors, files, locks
+from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Arithmetic, Params, Run, Train
+from pipeline.data import feature_file
 from pipeline.engine import environment, launchers
 from pipeline.engine.exits import ENDED_NOTE
 from pipeline.engine.launchers import SIGNAL_TIMES, NodeLost
@@ -120,13 +121,6 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
-def write_no_features(config: Params) -> None:
-    """Write a note instead of features: the images go through the network in each step."""
-    with files.atomic_folder(Path(config.paths.features)) as folder:  # DVC warns of an empty folder with every command
-        files.write_text(folder / "none.txt", "No features are asked for (train.head: trained).\n")
-    print("features: none are asked for (train.head: trained)")
-
-
 def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
     """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
 
@@ -135,7 +129,7 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
 
     def start(config: Params) -> None:
         if name == "features" and config.train.head == "trained":
-            write_no_features(config)
+            feature_file.write_none(Path(config.paths.features))
             return
         arithmetic = config.train.arithmetic
         if name == "evaluate":  # with the arithmetic with which the model was trained

@@ -46,8 +46,10 @@ def recipes(of: Mapping[str, Recipe]) -> str:
         sides = range(recipe.crop_from, recipe.size + 1, 32) if recipe.crop_from else [recipe.size]
         rows.append(
             (
-                f"`{name}`", recipe.model, ", ".join(map(str, sides)), recipe.batch, recipe.lr, f"{recipe.steps:,}",
-                f"{recipe.epochs[0]} to {recipe.epochs[1]}", recipe.mixup or "–",
+                f"`{name}`", recipe.model, ", ".join(map(str, sides)), *(
+                    (recipe.batch, recipe.lr, f"{recipe.steps:,}", f"{recipe.epochs[0]} to {recipe.epochs[1]}")
+                    if recipe.steps else ("–", "–", "none: the head is solved", "–")
+                ), recipe.mixup or "–",
             )
         )  # fmt: skip
     return table(titles, rows)
