@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.random_params import AugmentParams
 from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, random_images
 
@@ -19,8 +20,8 @@ from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, ran
 def test_pixels_are_normalized_as_published_weights_expect() -> None:
     """The mean and the standard deviation of ImageNet's pixels, as torchvision's weights state them."""
     weights = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
-    assert augment.MEAN == tuple(weights.mean) == (0.485, 0.456, 0.406)
-    assert augment.STD == tuple(weights.std) == (0.229, 0.224, 0.225)
+    assert IMAGENET.mean == tuple(weights.mean) == (0.485, 0.456, 0.406)
+    assert IMAGENET.std == tuple(weights.std) == (0.229, 0.224, 0.225)
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -69,7 +70,7 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     off = AugmentParams(
         boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), random_params.erase_boxes(0, [0], 4, 48, 0.0)
     )
-    assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
+    assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48, IMAGENET), plain)
     nothing, labels = random_params.draw_mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mix_images(plain, nothing) is plain
     assert all(each is labels for each in augment.mix_labels(labels, nothing, 5))
@@ -78,12 +79,12 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
 def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     """Jittered and erased, alone or in a batch, with one thread or two: the same bits."""
     images, draws = random_images(6, 96), drawn(6, 96, 80)
-    together = augment.training_crops(images, torch.arange(6), draws, 80)
+    together = augment.training_crops(images, torch.arange(6), draws, 80, IMAGENET)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
         each = [np.array([k]) for k in range(6)]
-        alone = [augment.training_crops(images, torch.from_numpy(k), draws.at(k), 80) for k in each]
+        alone = [augment.training_crops(images, torch.from_numpy(k), draws.at(k), 80, IMAGENET) for k in each]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
@@ -94,11 +95,11 @@ def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int)
     """What the ranks make of their own images and their partners is, put together, what one process makes."""
     packed, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
-        one = augment.mix_images(augment.training_crops(packed, torch.arange(12), draws, 48), whole)
+        one = augment.mix_images(augment.training_crops(packed, torch.arange(12), draws, 48, IMAGENET), whole)
         parts = []
         for rank in range(size):
             positions, mix = random_params.local(whole, Share(range(rank, rank + 1), size))
-            cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48)
+            cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48, IMAGENET)
             parts.append((augment.mix_images(cut, mix), *augment.mix_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         assert torch.equal(images, one)

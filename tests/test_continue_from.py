@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.commands.continue_from import Model, write
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params
@@ -41,7 +41,7 @@ def continue_from(folder: Path, revision: str, check: bool = True) -> subprocess
 def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     """Its name has the digest of the model. Written twice, it has the same bytes, with the names of the classes."""
     weights = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
-    description = Description("timm/small", ("a", "b"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 3)
+    description = Description("timm/small", ("a", "b"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 3)
     model = Model(description, weights, "0123456789abcdef", 0.5)
     paths = [write(tmp_path / folder, model) for folder in ("one", "other")]
     assert {path.name for path in paths} == {"timm-small-0123456789ab.safetensors"}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
 from pipeline.data import packed
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.training.runs import Run
@@ -48,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed.write(folder / "data/packed", images, 4, 40)
     exported.save(
         folder / "models", network.export_state(NET),
-        Description("shufflenet_v2_x0_5", ("a", "b"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 1),
+        Description("shufflenet_v2_x0_5", ("a", "b"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 1),
     )  # fmt: skip
     exported.save_weights(folder / "weights/shufflenet_v2_x0_5.safetensors", network.export_state(NET))
     (folder / "metrics").mkdir()

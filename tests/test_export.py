@@ -18,7 +18,7 @@ from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.data import packed
 from pipeline.evaluation import onnx_check
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
 from pipeline.stages import export
@@ -46,8 +46,8 @@ def model_of(name: str, side: int = 64) -> tuple[exported.ExportedModel, Descrip
     for parameter in net.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1, generator=random)
-    model = exported.ExportedModel(net, CLASSES, view)
-    return model, Description(name, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
+    model = exported.ExportedModel(net, CLASSES, view, IMAGENET)
+    return model, Description(name, CLASSES, view, IMAGENET.mean, IMAGENET.std, "last", 1)
 
 
 def test_every_test_image_gets_its_class_in_onnxruntime(with_onnx: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_model_that_torch_cannot_write_is_refused(monkeypatch: pytest.MonkeyPa
             return pixels if pixels.sum() > 0 else -pixels
 
     model, description = model_of("resnet18")
-    branch = exported.ExportedModel(Branch(), CLASSES, model.view)
+    branch = exported.ExportedModel(Branch(), CLASSES, model.view, IMAGENET)
     for odd, most in ((branch, onnx_export.MOST_BYTES), (model, 1000)):
         monkeypatch.setattr(onnx_export, "MOST_BYTES", most)
         with refuses(("train.model", "pair")):
@@ -182,7 +182,8 @@ def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path)
     runtime = onnx_file.load(tmp_path / "model.onnx", 1)
     pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, side, side)).astype(np.float32)
     with torch.inference_mode():
-        logits = torch.log_softmax(exported.with_normalization(model.net)(torch.from_numpy(pixels)).double(), 1)
+        net = exported.with_normalization(model.net, model.normalization)
+        logits = torch.log_softmax(net(torch.from_numpy(pixels)).double(), 1)
     for several in (pixels, pixels[:1]):
         assert runtime.log_probabilities(several) == pytest.approx(logits[: len(several)].numpy(), abs=1e-5)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_another_file_in_the_package_is_refused(monkeypatch: pytest.MonkeyPatch)
     """Both hashes are named; a package that is not installed is named, too."""
     entry = PACKAGED[LITE0]
     monkeypatch.setitem(PACKAGED, LITE0, vars_of(entry, sha256="0" * 64))
-    with refuses((str(pretrained.metadata.distribution(entry.package).locate_file(entry.file)), "differs")) as error:
+    with refuses((str(metadata.distribution(entry.package).locate_file(entry.file)), "differs")) as error:
         pretrained.packaged_weights(LITE0)
     (fault,) = error.value.faults
     assert entry.sha256 in fault.value

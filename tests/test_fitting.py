@@ -16,7 +16,8 @@ from pipeline.config.params import WHOLE, Fit, Prepare
 from pipeline.data import corrections, images, packed, split_report, split_table, squares
 from pipeline.data.originals import Originals
 from pipeline.evaluation import photos
-from pipeline.loader import augment, center
+from pipeline.loader import center
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.stages import prepare, split
@@ -115,7 +116,7 @@ def test_a_large_jpeg_keeps_four_times_the_scale(tmp_path: Path, fit: Fit) -> No
 
 def test_the_colour_beside_an_image_is_the_mean_of_the_normalization() -> None:
     """Rounded to whole pixel values, so it is nearly zero to a model."""
-    assert tuple(round(255 * value) for value in augment.MEAN) == squares.PAD_COLOUR
+    assert tuple(round(255 * value) for value in IMAGENET.mean) == squares.PAD_COLOUR
 
 
 def test_evaluation_sees_the_whole_square_or_the_centre(squares_of: packed.Packed) -> None:
@@ -123,7 +124,7 @@ def test_evaluation_sees_the_whole_square_or_the_centre(squares_of: packed.Packe
     data, fit = squares_of, squares_of.fit
     values = {"prepare.fit": fit, "prepare.size": SIZE, "train.eval_crop": 24, "train.eval_resize": 32}
     view = View.from_params(params.with_values(params.Params(), values))
-    boxes = center_crops(view, data.sizes, data.rows("test")).boxes
+    boxes = center_crops(view, data.sizes, data.rows("test"), IMAGENET).boxes
     full = SIZE * center.GRID
     edge = 0 if fit in WHOLE else full // 8
     sizes = np.array([SHAPES[Path(path).stem] for path in data.paths])

@@ -19,7 +19,7 @@ from torchvision import transforms
 
 from pipeline.config import model_names, params
 from pipeline.data import squares
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, hub, network, onnx_export
 from pipeline.models.description import Description, View
 from tests.conftest import PROJECT
@@ -33,7 +33,7 @@ LARGE = "regnet_y_128gf"  # 645 million parameters: only the names and shapes of
 
 def description(model: str, crop: int = 64) -> Description:
     view = View(packed_size=80, resize=73, crop=crop)
-    return Description(model, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
+    return Description(model, CLASSES, view, IMAGENET.mean, IMAGENET.std, "last", 1)
 
 
 def random_model(model: str) -> nn.Module:
@@ -63,7 +63,7 @@ def theirs(model: str, images: Tensor) -> Tensor:
     """The images as the other library's model expects them: Inception's first operation is part of our model only."""
     if model != "inception_v3":
         return images
-    channels = [images[:, [c]] * (augment.STD[c] / 0.5) + (augment.MEAN[c] - 0.5) / 0.5 for c in range(3)]
+    channels = [images[:, [c]] * (IMAGENET.std[c] / 0.5) + (IMAGENET.mean[c] - 0.5) / 0.5 for c in range(3)]
     return torch.cat(channels, 1)
 
 
@@ -136,7 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("handed on")
     net = random_model("resnet18")
     save(folder / "models", "resnet18", net)
-    model = exported.ExportedModel(net, CLASSES, description("resnet18").view)
+    model = exported.ExportedModel(net, CLASSES, description("resnet18").view, IMAGENET)
     (folder / "models/model.onnx").write_bytes(onnx_export.content(model, description("resnet18"), ""))
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
     Image.fromarray(pixels).resize((120, 90)).save(folder / "photo.jpg")

@@ -22,6 +22,7 @@ from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.storage import Dataset
 from pipeline.models import exported, network
 from pipeline.stages import weights
@@ -216,7 +217,8 @@ def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     settings = config_of(folder).train
     data, batches = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
     memories: tuple[Residency, ...] = ("disk", "host", "device")
-    datasets = [Dataset(data, storage.open_images(data, Run(residency=where), ALONE.device)[0]) for where in memories]
+    stores = [storage.open_images(data, Run(residency=where), ALONE.device)[0] for where in memories]
+    datasets = [Dataset(data, store, IMAGENET) for store in stores]
     for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
         dataset = datasets[number % 3]
         worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from tests.helpers.pickles import Bomb
@@ -251,7 +251,7 @@ def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, t
     with refuses((tmp_path / "mine.safetensors", "damaged")):
         pretrained.load_into(net, tmp_path / "mine.safetensors", network.head(net))
     description = Description(
-        "shufflenet_v2_x0_5", ("a", "b", "c"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 1
+        "shufflenet_v2_x0_5", ("a", "b", "c"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 1
     )
     exported.save(tmp_path / "models", state, description)
     with refuses((tmp_path / "models/model.safetensors", "damaged")):

@@ -23,8 +23,9 @@ VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
     "train.device": ("cuda", "cpu"), "train.arithmetic": ("portable",), "train.deterministic": (True, False),
     "train.cuda_graphs": (True,), "train.model": ("timm/resnet18", "vgg11", "vit_b_16"), "train.crop": (16,),
     "train.eval_crop": (32,), "train.weights": ("imagenet", "none"), "train.nesterov": (True,),
-    "train.momentum": (0.0,), "data.source": ("torchvision/MNIST",), "split.min_side": (32,), "split.phash_distance": (8,),
-    "run.max_restarts": (0,), "run.min_processes": (1,), "run.rendezvous": ("localhost:0",),
+    "train.momentum": (0.0,), "data.source": ("torchvision/MNIST",), "split.min_side": (32,),
+    "split.phash_distance": (8,), "run.max_restarts": (0,), "run.min_processes": (1,),
+    "run.rendezvous": ("localhost:0",),
 }  # fmt: skip
 
 

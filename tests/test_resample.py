@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from pipeline.loader import augment, center, resample
+from pipeline.loader import center, resample
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.resample import Crops
 from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, drawn_crops, exact, random_boxes, random_images
 
@@ -24,7 +25,7 @@ def no_flips(n: int) -> Tensor:
 
 def pixels(normalized: Tensor) -> Tensor:
     """Crops back in units of a pixel, 0 to 255."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET.mean, IMAGENET.std))
     return (normalized * std + mean) * 255
 
 

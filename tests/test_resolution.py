@@ -13,6 +13,7 @@ from pipeline.data import packed
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.storage import Dataset
 from pipeline.training.schedule import finished_epoch
 from tests.conftest import change, on_cpu, read_params
@@ -63,7 +64,7 @@ def test_a_step_belongs_to_the_epoch_whose_row_of_the_history_counts_it(
 
 def dataset(folder: Path) -> Dataset:
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
-    return Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0])
+    return Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0], IMAGENET)
 
 
 def test_the_shapes_of_every_step(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torchvision import io, transforms
 from torchvision.transforms import v2
 
 from pipeline.base import linux
-from pipeline.loader.augment import MEAN, STD
+from pipeline.loader.normalization import IMAGENET
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Labelled = Sequence[tuple[str, int]]
@@ -66,14 +66,15 @@ def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) ->
 def tutorial(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
     """The loader of torch's tutorial: Pillow, then transforms of images."""
     steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+    transform = transforms.Compose([*steps, transforms.Normalize(IMAGENET.mean, IMAGENET.std)])
     return in_processes(Files(files, pillow, transform), batch, pinned)
 
 
 def tensors(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
     """torchvision's v2 transforms on tensors: decoded and cropped as uint8, then converted to float32."""
     crop = v2.RandomResizedCrop(side, antialias=True)
-    steps = [crop, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    normalize = v2.Normalize(IMAGENET.mean, IMAGENET.std)
+    steps = [crop, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), normalize]
     return in_processes(Files(files, decoded, v2.Compose(steps)), batch, pinned)
 
 
@@ -88,7 +89,7 @@ def dali(files: Labelled, side: int, batch: int) -> Batches:
             encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3], device="cpu"
         )
         image = fn.resize(image, resize_x=side, resize_y=side, antialias=True)
-        mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+        mean, std = ([255 * value for value in values] for values in (IMAGENET.mean, IMAGENET.std))
         image = fn.crop_mirror_normalize(
             image, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=fn.random.coin_flip()
         )
@@ -112,7 +113,7 @@ def ffcv(files: Labelled, side: int, batch: int) -> Batches:
     path, threads = Path("photos.beton"), linux.usable_cores()
     columns = {"image": fields.RGBImageField(write_mode="jpg"), "label": fields.IntField()}
     writer.DatasetWriter(path, columns, num_workers=threads).from_indexed_dataset(Files(files, pillow))
-    mean, std = (255 * np.array(values) for values in (MEAN, STD))
+    mean, std = (255 * np.array(values) for values in (IMAGENET.mean, IMAGENET.std))
     image = [
         decoders.RandomResizedCropRGBImageDecoder((side, side)), steps.RandomHorizontalFlip(),
         steps.NormalizeImage(mean, std, np.float32), steps.ToTensor(), steps.ToTorchImage(),

@@ -24,6 +24,7 @@ from pipeline.engine.parallel import ParallelModel, Share
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.training import schedule
 from pipeline.training.state import make_learner
@@ -66,7 +67,7 @@ def noise(images: int, side: int, classes: int, device: torch.device) -> Dataset
         sizes=np.full((images, 2), side * 5 // 4, np.int32),
         splits=np.full(images, "train"),
     )
-    return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
+    return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device), IMAGENET)
 
 
 def with_settings(config: Params, settings: dict[str, Any]) -> Params:
@@ -92,7 +93,7 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     images, _ = storage.open_images(data, config.run, world.device)
     with distributed.join(world, 600):
-        yield Ready(config, Dataset(data, images), world)
+        yield Ready(config, Dataset(data, images, IMAGENET), world)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def loader(name: str, config: Params, photos: Path, split: str) -> Any:
     from torchvision.transforms import v2
 
     from benchmarks.harness import contenders
-    from pipeline.loader.augment import MEAN, STD
+    from pipeline.loader.normalization import IMAGENET
 
     settings, training, root = config.train, split == "train", str(photos / split)
     cuda, side = settings.device == "cuda", settings.crop if training else settings.eval_crop
@@ -97,7 +97,7 @@ def loader(name: str, config: Params, photos: Path, split: str) -> Any:
     cut = [made.RandomResizedCrop(side), made.RandomHorizontalFlip()]
     steps = cut if training else [made.Resize(settings.eval_resize), made.CenterCrop(side)]
     convert = made.ToTensor() if first else made.ToDtype(torch.float32, scale=True)
-    transform = made.Compose([*steps, convert, made.Normalize(MEAN, STD)])
+    transform = made.Compose([*steps, convert, made.Normalize(IMAGENET.mean, IMAGENET.std)])
     dataset = ImageFolder(root, transform, loader=contenders.pillow if first else contenders.decoded)
     return torch.utils.data.DataLoader(
         dataset, settings.batch_size, shuffle=training, num_workers=linux.usable_cores(), pin_memory=cuda,

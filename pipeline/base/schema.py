@@ -30,6 +30,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Side = Annotated[int, Field(ge=16, le=1024)]  # pixels, as in params.yaml
 Share = Annotated[float, Field(ge=0, le=1)]
+Deviation = Annotated[float, Field(ge=1e-3, le=1e3)]  # of pixels, in units of a full value
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_check_unique)]
 

@@ -64,7 +64,8 @@ def predict_logits(
     """
     net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)  # in training, `precision.prepare` sets it
-    outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
+    crops = center_crops(exported.view, sizes, rows, exported.normalization)
+    outputs = logits(net, images, crops, batch_size, world, precision)
     if not outputs.isfinite().all():
         value, remedy = "not finite numbers", "train again with a lower train.lr (perennial repro)"
         raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))

@@ -8,7 +8,6 @@ differently.
 Nothing here waits for a GPU: arrays are copied from pinned memory, and constants are copied once.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.loader.normalization import Normalization, constant
 from pipeline.loader.random_params import AugmentParams, Mix
 from pipeline.loader.resample import Crops, resample
 
-# Mean and standard deviation of ImageNet's pixels [torchvision's reference], in units of a full pixel value.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue [torchvision's rgb_to_grayscale]
 
 
-def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Tensor:
+def crops(
+    images: Tensor,
+    rows: Tensor,
+    boxes: NDArray[np.int64],
+    flips: NDArray[np.bool_],
+    out: int,
+    normalization: Normalization,
+) -> Tensor:
     """Normalized crops float32 [n, 3, out, out], contiguous, on the device of the images.
 
     images: uint8 [N, S, S, 3]; rows: int64 [n], the image of each crop, on the same device; boxes: [n, 4] (x0, y0, x1,
     y1 in 1/256 pixels); flips: [n], mirrored.
     """
-    return resample(images, _make_crops(images, rows, boxes, flips, out), *normalization(images.device))
+    return resample(images, _make_crops(images, rows, boxes, flips, out), *normalization.on(images.device))
 
 
 def training_crops(
@@ -39,6 +43,7 @@ def training_crops(
     rows: Tensor,
     params: AugmentParams,
     out: int,
+    normalization: Normalization,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """Training crops float32 [n, 3, out, out] before mixing: colour jitter, then normalized, then erased.
@@ -46,7 +51,7 @@ def training_crops(
     images and rows: as in `crops`; params: one entry per row; layout: the memory format of the crops. If all factors
     are 1 and all rectangles are empty, the values are those of `crops`.
     """
-    mean, scale = normalization(images.device)
+    mean, scale = normalization.on(images.device)
     boxes = _make_crops(images, rows, params.boxes, params.flips, out)
     if (params.factors == 1).all():
         return erase(resample(images, boxes, mean, scale, layout), params.erasures)
@@ -115,18 +120,6 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-@cache
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Values [c] on the device, copied once: a copy from memory that is not pinned waits for the device."""
-    return torch.tensor(values, device=device)
-
-
-@cache
-def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and scale [3] that normalize a pixel of 0 to 255: (pixel - mean) · scale."""
-    return _constant(MEAN, device) * 255, 1 / (_constant(STD, device) * 255)
-
-
 def _blend(pixels: Tensor, other: Tensor, share: Tensor) -> Tensor:
     """share · pixels + (1 - share) · other, clamped to [0, 255]. `share` may be greater than 1."""
     return (pixels * share + other * (1 - share)).clamp(0, 255)
@@ -134,7 +127,7 @@ def _blend(pixels: Tensor, other: Tensor, share: Tensor) -> Tensor:
 
 def _grey(pixels: Tensor) -> Tensor:
     """The luma [n, 1, h, w] of pixels [n, 3, h, w]."""
-    weighted = pixels * _constant(LUMA, pixels.device)[:, None, None]
+    weighted = pixels * constant(LUMA, pixels.device)[:, None, None]
     return weighted[:, :1] + weighted[:, 1:2] + weighted[:, 2:]
 
 

@@ -5,7 +5,7 @@ pinned memory. The batch is computed from the plan on the device.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from pipeline.engine.choices import MEMORY_FORMATS
 from pipeline.engine.loop import Batch
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params, sampler
+from pipeline.loader.normalization import Normalization
 from pipeline.loader.random_params import AugmentParams, Mix
 from pipeline.loader.storage import Collected, Dataset, ImageStore
 
@@ -44,6 +45,7 @@ class CenterCrops:
     rows: NDArray[np.int64]  # [n]
     boxes: NDArray[np.int64]  # [n, 4], see `center.eval_boxes`
     size: int  # pixels per side of a crop
+    normalization: Normalization
 
     def batches(self, batch_size: int) -> list["CenterCrops"]:
         """The crops in batches of `batch_size`, in order. The last batch is filled up with its last crop.
@@ -52,7 +54,7 @@ class CenterCrops:
         """
         count = len(self.rows)
         filled = np.minimum(np.arange(-(-count // batch_size) * batch_size), count - 1).reshape(-1, batch_size)
-        return [CenterCrops(self.rows[positions], self.boxes[positions], self.size) for positions in filled]
+        return [replace(self, rows=self.rows[positions], boxes=self.boxes[positions]) for positions in filled]
 
 
 def augment_params(
@@ -99,7 +101,7 @@ def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: i
     store, classes = dataset.images, len(dataset.packed.classes)
     layout = MEMORY_FORMATS[settings.memory_format]
     for plan in threads.prefetch(plans(dataset, settings, share, first_step), store.ahead):
-        crops = augment.training_crops(*store.send(plan.images), plan.params, plan.side, layout)
+        crops = augment.training_crops(*store.send(plan.images), plan.params, plan.side, dataset.normalization, layout)
         labels, targets = augment.mix_labels(augment.to_device(plan.labels, store.device), plan.mix, classes)
         yield Batch(
             step=plan.step,
@@ -115,4 +117,4 @@ def eval_batches(store: ImageStore, batches: Sequence[CenterCrops]) -> Iterator[
     images_of_batches = ((crops, store.collect(crops.rows)) for crops in batches)
     for crops, images in threads.prefetch(images_of_batches, store.ahead):
         flips = np.zeros(len(crops.rows), np.bool_)
-        yield augment.crops(*store.send(images), crops.boxes, flips, crops.size)
+        yield augment.crops(*store.send(images), crops.boxes, flips, crops.size, crops.normalization)

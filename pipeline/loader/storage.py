@@ -27,6 +27,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import STREAM, Run
 from pipeline.data.packed import Packed
 from pipeline.loader import stream
+from pipeline.loader.normalization import Normalization
 from pipeline.versioning import remote
 
 Collected = Callable[[], tuple[Tensor, Tensor]]  # returns images, and the numbers in them of those that a batch cuts
@@ -115,10 +116,11 @@ class StreamedStore(ImageStore):
 
 @dataclass(frozen=True)
 class Dataset:
-    """The packed images where run.residency keeps them, with their labels, sizes and splits."""
+    """The packed images where run.residency keeps them, with their labels, sizes and splits, for a model."""
 
     packed: Packed
     images: ImageStore
+    normalization: Normalization  # of the model
 
 
 def open_images(data: Packed, run: Run, device: torch.device) -> tuple[ImageStore, str]:

@@ -52,7 +52,7 @@ class Description:
     classes: schema.Names
     view: View
     mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    std: tuple[schema.Deviation, schema.Deviation, schema.Deviation]
     export: Literal["last", "best", "ema"]
     epoch: schema.Count
     arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it

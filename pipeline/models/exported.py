@@ -15,8 +15,9 @@ from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError, damaged
 from pipeline.config.params import Arithmetic
 from pipeline.engine import loop
-from pipeline.loader import augment, center
+from pipeline.loader import center
 from pipeline.loader.batches import CenterCrops
+from pipeline.loader.normalization import Normalization
 from pipeline.models import description, hub, network
 from pipeline.models.description import REMEDY, Description, View
 
@@ -30,14 +31,17 @@ class ExportedModel:
     net: nn.Module
     classes: tuple[str, ...]
     view: View
+    normalization: Normalization
     arithmetic: Arithmetic = "native"
     weights: str = ""  # SHA-256 of model.safetensors; empty for a model that was not loaded
 
 
-def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
+def center_crops(
+    view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64], normalization: Normalization
+) -> CenterCrops:
     """The crops that a model sees of the images `rows` [n]. `sizes` [N, 2]: original width and height of each image."""
     boxes = center.eval_boxes(sizes[rows], view.packed_size, view.resize, view.crop)
-    return CenterCrops(rows, boxes, view.crop)
+    return CenterCrops(rows, boxes, view.crop, normalization)
 
 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
@@ -62,11 +66,6 @@ def load(models: Path) -> ExportedModel:
     model_json = description.load(models)
     if not network.is_known(model_json.model):  # torchvision has others, of which one would fetch weights
         raise damaged(path, f"model: {model_json.model!r:.60} is no model of torchvision or timm", REMEDY)
-    if (model_json.mean, model_json.std) != (augment.MEAN, augment.STD):
-        other = f"mean {list(model_json.mean)}, std {list(model_json.std)}"
-        reason = f"this code has mean {list(augment.MEAN)}, std {list(augment.STD)}"
-        remedy = "train again (perennial repro), or use the code that trained it"
-        raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
     with schema.reading(weights, REMEDY, SafetensorError), weights.open("rb"):  # open raises a clearer error
         digest = files.sha256(weights)
         if model_json.weights not in ("", digest):
@@ -83,15 +82,16 @@ def load(models: Path) -> ExportedModel:
         loop.load_model_state(net, tensors)
     except RuntimeError:
         raise other_weights from None
-    return ExportedModel(net, model_json.classes, model_json.view, model_json.arithmetic, digest)
+    normalization = Normalization(model_json.mean, model_json.std)
+    return ExportedModel(net, model_json.classes, model_json.view, normalization, model_json.arithmetic, digest)
 
 
-class Normalization(nn.Module):
+class Normalizing(nn.Module):
     """Pixels of 0 to 255, normalized as the training normalizes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalization: Normalization) -> None:
         super().__init__()
-        mean, scale = augment.normalization(torch.device("cpu"))
+        mean, scale = normalization.on(torch.device("cpu"))
         self.register_buffer("mean", mean[:, None, None])
         self.register_buffer("scale", scale[:, None, None])
 
@@ -99,9 +99,9 @@ class Normalization(nn.Module):
         return (pixels - self.mean) * self.scale  # type: ignore[operator]
 
 
-def with_normalization(net: nn.Module) -> nn.Module:
+def with_normalization(net: nn.Module, normalization: Normalization) -> nn.Module:
     """The model for pixels of 0 to 255."""
-    return nn.Sequential(OrderedDict(normalization=Normalization(), net=net)).eval()
+    return nn.Sequential(OrderedDict(normalization=Normalizing(normalization), net=net)).eval()
 
 
 def tensor_differences(first: Path, second: Path) -> str:

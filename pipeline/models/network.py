@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.model_names import TIMM
+from pipeline.loader.normalization import IMAGENET, Normalization
 from pipeline.models import timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -32,6 +33,11 @@ def names() -> list[str]:
 def is_known(name: str) -> bool:
     """Whether `build` can build the model."""
     return timm_models.is_known(name) if name.startswith(TIMM) else name in names()
+
+
+def normalization(name: str) -> Normalization:
+    """How the model's published weights expect pixels: of timm's models it says so; torchvision's expect IMAGENET."""
+    return timm_models.normalization(name) if name.startswith(TIMM) else IMAGENET
 
 
 def build(name: str, classes: int, seed: int) -> nn.Module:

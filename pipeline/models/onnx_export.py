@@ -70,7 +70,7 @@ def trace(model: ExportedModel) -> onnx.ModelProto:
         with warnings.catch_warnings():  # about interfaces that torch and onnxscript use of each other
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                with_normalization(model.net),
+                with_normalization(model.net, model.normalization),
                 (torch.zeros(2, 3, crop, crop),),
                 input_names=[INPUT],
                 output_names=[OUTPUT],

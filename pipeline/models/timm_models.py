@@ -15,6 +15,7 @@ from pipeline.base.text import did_you_mean
 from pipeline.config import resolution
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Train
+from pipeline.loader.normalization import IMAGENET, Normalization
 
 
 def is_known(model: str) -> bool:
@@ -63,15 +64,15 @@ def faults(settings: Train) -> list[Fault]:
     return []
 
 
-def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
-    """A sentence if timm's published weights of this model were trained with another mean or std; otherwise empty."""
-    published = getattr(model, "pretrained_cfg", {"mean": mean, "std": std})
-    if (tuple(published["mean"]), tuple(published["std"])) == (mean, std):
-        return ""
-    return (
-        f"timm's published weights of this model were trained on images with mean {list(published['mean'])} and std "
-        f"{list(published['std'])}; here it is {list(mean)} and {list(std)}, which training has to make up for"
-    )
+def normalization(model: str) -> Normalization:
+    """How timm's published weights of this model expect pixels; without such weights, IMAGENET."""
+    import timm
+
+    published = timm.get_pretrained_cfg(model.removeprefix(TIMM), allow_unregistered=True)
+    if not published:
+        return IMAGENET
+    (red, green, blue), (red_deviation, green_deviation, blue_deviation) = published.mean, published.std
+    return Normalization((red, green, blue), (red_deviation, green_deviation, blue_deviation))
 
 
 def _names_its_head(net: nn.Module, other: nn.Module) -> bool:

@@ -29,6 +29,7 @@ from pipeline.engine.loop import Learner, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import eval_batches, train_batches
 from pipeline.loader.storage import Dataset, ImageStore
+from pipeline.models import network
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.training.state import make_learner, microbatch_count
@@ -51,7 +52,8 @@ def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
         sizes=np.full((count, 2), 500, np.int32),
         splits=np.array(["train"] * training + ["val"] * validation),
     )
-    return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
+    store = ImageStore(torch.from_numpy(pixels).to(device), device)
+    return Dataset(packed, store, network.normalization(config.train.model))
 
 
 def trial(config: Params, classes: int) -> dict[str, float]:
@@ -94,7 +96,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
 def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> float:
     """The seconds that this process needs for one image of a validation."""
     data = dataset.packed
-    crops = center_crops(View.from_params(config), data.sizes, data.rows("val"))
+    crops = center_crops(View.from_params(config), data.sizes, data.rows("val"), dataset.normalization)
     before = time.perf_counter()
     for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
         wait_for(dataset.images.device)

@@ -56,6 +56,7 @@ def run(config: Params) -> None:
     backbone = network.without_head(net, settings.model).to(
         world.device, memory_format=MEMORY_FORMATS[settings.memory_format]
     )  # type: ignore[call-overload]
+    normalization = network.normalization(settings.model)
     precision = PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)
     inputs = {"packed images": data.digest, "weights": files.sha256(weights)}
@@ -74,7 +75,7 @@ def run(config: Params) -> None:
         total = sum(math.ceil(len(parts[number]) / (size * world.size)) for number in missing)
         with inference.progress(backbone, "features", total, world):
             for number in missing:
-                crops = exported.center_crops(View.from_params(config), data.sizes, parts[number])
+                crops = exported.center_crops(View.from_params(config), data.sizes, parts[number], normalization)
                 features = inference.logits(backbone, store, crops, size, world, precision)
                 if world.is_main:
                     with files.atomic_file(folder / f"{number}.npy") as temporary, temporary.open("wb") as file:

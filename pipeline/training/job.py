@@ -15,6 +15,7 @@ from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.storage import Dataset
+from pipeline.models import network
 from pipeline.training import provenance, runs
 from pipeline.training.claim import NO_CLAIM, Claim
 from pipeline.training.runs import Run
@@ -80,4 +81,4 @@ def open_dataset(config: Params, data: Packed, world: World) -> Dataset:
     images, where = storage.open_images(data, config.run, world.device)
     if world.is_main:
         print(f"train: the packed images are kept in: {where}", file=sys.stderr)
-    return Dataset(data, images)
+    return Dataset(data, images, network.normalization(config.train.model))

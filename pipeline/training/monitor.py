@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from pipeline.config import identity, params
 from pipeline.engine.loop import Batch
-from pipeline.loader import augment
 from pipeline.training.job import Job
 from pipeline.training.readout import Reading
 
@@ -74,7 +73,8 @@ class Monitor:
         """Write the first training crops of this attempt to TensorBoard."""
         if self._is_main:
             images = batch.images[:GRID_IMAGES].float()
-            mean, std = (images.new_tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
+            normal = self._job.dataset.normalization
+            mean, std = (images.new_tensor(values)[:, None, None] for values in (normal.mean, normal.std))
             grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
             self._writer.add_image("crops", grid, batch.step)
 

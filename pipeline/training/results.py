@@ -10,8 +10,7 @@ from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
-from pipeline.loader import augment
-from pipeline.models import exported
+from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from pipeline.training import failures, schedule
 from pipeline.training.state import HISTORY, Progress
@@ -42,12 +41,13 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
         raise failures.loss_error(f"the validation loss of epoch {epoch}", settings)
+    normalization = network.normalization(settings.model)
     description = Description(
         model=settings.model,
         classes=classes,
         view=View.from_params(config),
-        mean=augment.MEAN,
-        std=augment.STD,
+        mean=normalization.mean,
+        std=normalization.std,
         export=settings.export,
         epoch=epoch,
         arithmetic=settings.arithmetic,

@@ -16,8 +16,7 @@ from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Learner
 from pipeline.engine.loss import criterion
 from pipeline.engine.world import World
-from pipeline.loader import augment
-from pipeline.models import network, pretrained, timm_models
+from pipeline.models import network, pretrained
 
 STATE = "state_sha256"  # of the whole state after the epoch (chain.py); empty with another train.hash_every_epochs
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy", STATE)
@@ -71,8 +70,6 @@ def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Mod
         message = pretrained.load_into(model, weights, network.head(model), classes)
         if world.is_main:
             print(f"train: {message}", file=sys.stderr)
-            if note := timm_models.normalization_note(model, augment.MEAN, augment.STD):
-                print(f"train: {note}", file=sys.stderr)
     if settings.freeze_backbone:
         network.freeze_backbone(model)
     if settings.gradient_checkpointing:

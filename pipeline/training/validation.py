@@ -24,7 +24,7 @@ def validate(job: Job, learner: Learner) -> tuple[float, float, Tensor]:
     """
     config, data = job.config, job.dataset.packed
     rows, ema = data.rows("val"), config.train.export == "ema"
-    crops = center_crops(View.from_params(config), data.sizes, rows)
+    crops = center_crops(View.from_params(config), data.sizes, rows, job.dataset.normalization)
     with learner.ema.swap() if ema else nullcontext():
         distributed.broadcast_buffers(learner.model)
         logits = inference.logits(

@@ -7,6 +7,7 @@ import torch
 from pipeline.engine import determinism
 from pipeline.engine.world import World
 from pipeline.loader import augment, resample
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.resample import Crops
 from pipeline.loader.storage import ImageStore
 from tests.gpu.training import Figures
@@ -22,7 +23,7 @@ def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
         for mix in mixes(12, 224):
             results = []
             for device in (torch.device("cpu"), world.device):
-                cut = augment.training_crops(images.to(device), torch.arange(12, device=device), draws, 224)
+                cut = augment.training_crops(images.to(device), torch.arange(12, device=device), draws, 224, IMAGENET)
                 results.append((augment.mix_images(cut, mix), *augment.mix_labels(labels.to(device), mix, 5)))
             assert all(torch.equal(there.cpu(), here) for here, there in zip(*results, strict=True)), "the bits differ"
     return {}

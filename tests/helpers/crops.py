@@ -6,11 +6,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.loader import augment, center, random_params, resample
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.random_params import AugmentParams
 from pipeline.loader.resample import Crops, Filter
 
 AS_IT_IS = torch.zeros(3), torch.ones(3)
-NORMALIZED = augment.normalization(torch.device("cpu"))
+NORMALIZED = IMAGENET.on(torch.device("cpu"))
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -52,7 +53,7 @@ def drawn_crops(n: int, images: int, side: int, out: int, seed: int) -> Crops:
 
 def cropped(images: Tensor, boxes: Tensor, flips: Tensor, out: int) -> Tensor:
     """`augment.crops` of all images."""
-    return augment.crops(images, torch.arange(len(images)), boxes.numpy(), flips.numpy(), out)
+    return augment.crops(images, torch.arange(len(images)), boxes.numpy(), flips.numpy(), out, IMAGENET)
 
 
 def exact(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:

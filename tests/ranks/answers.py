@@ -17,6 +17,7 @@ from pipeline.engine import determinism, distributed
 from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.world import World
 from pipeline.evaluation import inference
+from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.storage import ImageStore
 from pipeline.models import network
 from pipeline.models.description import View
@@ -42,8 +43,8 @@ def main(model: str, crop: str) -> None:
     with distributed.join(world, 60, "auto"):
         for name, rows in groups.items():
             parts = [
-                inference.logits(net, store, center_crops(view, sizes, part), BATCH, world, PRECISIONS["fp32"]("cpu"))
-                for part in rows
+                inference.logits(net, store, crops, BATCH, world, PRECISIONS["fp32"]("cpu"))
+                for crops in (center_crops(view, sizes, part, IMAGENET) for part in rows)
             ]
             by_image = torch.empty(IMAGES, 5)
             by_image[torch.from_numpy(np.concatenate(rows))] = torch.cat(parts)
