@@ -267,8 +267,8 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.Monke
 def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that a user starts by hand compares nothing with dvc.lock."""
     monkeypatch.chdir(project)
-    flip(project / "data/split.csv")
+    flip(project / "data/kept.csv")
     assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
-    with refuses(("data/split.csv", "differs")):
+    with refuses(("data/kept.csv", "differs")):
         integrity.check("prepare")

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
-from pipeline.data import packed
+from pipeline.data import packed, split_table
 from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
@@ -35,6 +35,7 @@ a/3.png,a,,too small,6,4,x,y,
 b/1.png,b,train,,60,40,x,y,z
 b/2.png,b,test,,60,40,x,y,z
 """
+KEPT = "path,width,height\na/1.png,60,40\na/2.png,60,40\nb/1.png,60,40\nb/2.png,60,40\n"
 Damage = Callable[[Path], object]
 
 
@@ -44,6 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "data/packed").mkdir(parents=True)
     (folder / "data/split.csv").write_text(SPLIT)
+    (folder / "data/kept.csv").write_text(KEPT)
     images = [np.full((40, 40, 3), value, np.uint8) for value in range(4)]
     packed.write(folder / "data/packed", images, 4, 40)
     exported.save(
@@ -146,16 +148,30 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
     "data/split.csv": (
         text("a\0b"), text("\n" * 10), swap("split", "part"), swap("width", "wide"), swap(",60,", ",wide,"),
         swap(",60,", ",-60,"), swap(",60,", ",9999999999,"), swap("test", "holdout"),
+        swap("a,train,,", "a,train,split.train_share,"), swap("a,train,,60", "a,,split.leave_out,wide"),
         swap("a/1.png", "../1.png"), swap("a/1.png", "/1.png"), swap("a/1.png", '"' + "a" * 200_000 + '"'),
         swap("x,y,z", "x,y,z,more"), swap(",60,40,x,y,z", ",60"), swap("b/2.png,b,test,,60,40,x,y,z\n", ""),
+    ),
+    "data/kept.csv": (
+        text("a\0b"), text("path,width,height\n"), swap("width", "wide"), swap("1.png,60", "1.png,wide"),
+        swap("a/1.png", "../1.png"), swap("a/2.png,60,40", "a/2.png,60"), swap("a/2.png,60,40", "a/2.png,60,40,1"),
+        text("path,width,height,reason,class,split\na/1.png,wide,40,small,,\n"),
     ),
     "runs/1/provenance.json": (text("[]"), text('{"model": 1}')),
     "weights/shufflenet_v2_x0_5.safetensors": (text("x"),),
 }  # fmt: skip
 NET = network.build("shufflenet_v2_x0_5", 2, 0)
+
+
+def read_data() -> None:
+    """Read kept.csv as `prepare` does, and the packed images as `train` does."""
+    split_table.all_rows(Path("data/kept.csv"), split_table.PACKED_COLUMNS)
+    packed.check_pixels(packed.load(Path("data/packed"), Path("data/split.csv")))
+
+
 READERS: dict[str, Callable[[], object]] = {
     "models": lambda: exported.load(Path("models")),
-    "data": lambda: packed.check_pixels(packed.load(Path("data/packed"), Path("data/split.csv"))),
+    "data": read_data,
     "runs": lambda: Run(Path("runs/1"), "").is_recorded(),
     "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors"), network.head(NET)),
 }
@@ -218,7 +234,7 @@ def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monk
         packed.check_pixels(data)
 
 
-@pytest.mark.parametrize("path", ["models/model.json", "data/split.csv", "data/packed/digest.json"])
+@pytest.mark.parametrize("path", ["models/model.json", "data/split.csv", "data/kept.csv", "data/packed/digest.json"])
 def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any content and any changed bytes there is no error other than UserError."""
     monkeypatch.chdir(folder)
@@ -241,7 +257,7 @@ def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatc
 @pytest.mark.parametrize(
     ("command", "path", "damage"),
     [
-        ("prepare", "data/split.csv", text("a\0b")),
+        ("prepare", "data/kept.csv", text("a\0b")),
         ("clean-runs", "data/packed/digest.json", make_empty),
         ("predict params.yaml", "models/model.json", text("[]")),
         ("rank evaluate", "data/packed/images-00000.bin", longer),

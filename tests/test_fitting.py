@@ -42,7 +42,7 @@ def upright(name: str) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of SHAPES, one of them turned by its EXIF, and the split.csv of them."""
+    """A folder with the files of SHAPES, one of them turned by its EXIF, and the tables of the split."""
     folder = tmp_path_factory.mktemp("shapes")
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
@@ -57,6 +57,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             image.save(path)
         lines.append((f"a/{name}.png", "a", "test", "", *size, "", "", ""))
     files.write_csv(folder / "split.csv", split_table.HEADER, lines)
+    files.write_csv(folder / "kept.csv", split_table.PACKED_COLUMNS, [(line[0], *line[4:6]) for line in lines])
     return folder
 
 
@@ -88,7 +89,7 @@ def squares_of(request: pytest.FixtureRequest, shapes: Path) -> packed.Packed:
     """These images, packed in each way."""
     folder = shapes / request.param
     prepare.prepare(
-        Originals(shapes / "images", {}), shapes / "split.csv", folder, Prepare(size=SIZE, fit=request.param), 2
+        Originals(shapes / "images", {}), shapes / "kept.csv", folder, Prepare(size=SIZE, fit=request.param), 2
     )
     return packed.load(folder, shapes / "split.csv")
 

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.base import files, threads
+from pipeline.base import threads
 from pipeline.config.params import Prepare
-from pipeline.data import decoders, findings, formats, images, packed, split_table
+from pipeline.data import decoders, findings, formats, images, packed
 from pipeline.data.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT
@@ -218,9 +218,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("formats")
     scenes = make(folder / "images")
     rows, counts = do_split(folder / "images", max_unreadable=len(PRESENT))
-    files.write_csv(folder / "split.csv", split_table.HEADER, map(split.cells, rows))
+    split.write_tables(rows, folder / "split.csv", folder / "kept.csv")
     prepare.prepare(
-        Originals(folder / "images", {}), folder / "split.csv", folder / "packed", Prepare(size=SIDE), workers=2
+        Originals(folder / "images", {}), folder / "kept.csv", folder / "packed", Prepare(size=SIDE), workers=2
     )
     data = packed.load(folder / "packed", folder / "split.csv")
     return World(folder / "images", scenes, rows, counts, dict(zip(data.paths, data.images, strict=True)))

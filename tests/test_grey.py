@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.base import files
 from pipeline.config.params import Grey, Prepare
-from pipeline.data import grey, images, packed, split_table
+from pipeline.data import grey, images, packed
 from pipeline.data.duplicates import perceptual_hash
 from pipeline.data.originals import Originals
 from pipeline.evaluation import photos
@@ -152,9 +151,9 @@ def test_prepare_and_predict_scale_alike(tmp_path: Path, choice: Grey) -> None:
     folder = two_classes(tmp_path / "images")
     path = save(folder / "cat/dark.png", noise(0, 0, 4095))
     rows, _ = do_split(folder)
-    files.write_csv(tmp_path / "split.csv", split_table.HEADER, map(split.cells, rows))
+    split.write_tables(rows, tmp_path / "split.csv", tmp_path / "kept.csv")
     settings = Prepare(size=32, grey=choice)
-    prepare.prepare(Originals(folder, {}), tmp_path / "split.csv", tmp_path / "packed", settings, workers=2)
+    prepare.prepare(Originals(folder, {}), tmp_path / "kept.csv", tmp_path / "packed", settings, workers=2)
     data = packed.load(tmp_path / "packed", tmp_path / "split.csv")
     square = data.images[data.paths.index("cat/dark.png")]
     image = photos.load_image(path, View(packed_size=32, resize=32, crop=32, grey=choice), 10**6)

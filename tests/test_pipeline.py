@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from PIL import Image
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.training.runs import Run
+from pipeline.versioning import dvc_lock
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, create_project
 
@@ -129,6 +131,36 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
         with Image.open(next((folder / "data/images").rglob("*.png"))) as image:
             assert all(0.7 * side < length < 1.3 * side for length in image.size), output
     assert output.count("is cached - skipping run") == 3
+
+
+def test_another_fold_packs_no_image_again(tmp_path: Path) -> None:
+    """Nor do another seed, share of the training images and class that is left out: `split` runs, `prepare` does not.
+
+    A run that packs replaces the folder.
+    """
+    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
+    folder = create_project(tmp_path / "folds", **drawn, split__folds=3)
+    call(folder, "dvc", "repro", "prepare")
+
+    def made(changes: dict[str, Any]) -> tuple[str, tuple[Any, int]]:
+        """The hash of split.csv; what dvc.lock says of `prepare`, and which folder is there."""
+        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        call(folder, "dvc", "repro", "prepare")
+        lock = dvc_lock.read(folder / "dvc.lock")
+        return lock["split"]["outs"]["data/split.csv"], (lock["prepare"], (folder / "data/packed").stat().st_ino)
+
+    table, packed = made({})
+    label = min(path.name for path in (folder / "data/images").iterdir() if path.is_dir())
+    others: list[dict[str, Any]] = [
+        {"split__fold": 1},
+        {"split__seed": 7},
+        {"split__train_share": 0.5},
+        {"split__leave_out": label},
+    ]
+    results = [made(changes) for changes in others]
+    assert len({table, *(other for other, _ in results)}) == len(results) + 1
+    assert [other for _, other in results] == [packed] * len(results)
+    assert made({"prepare__size": 48})[1] != packed
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:

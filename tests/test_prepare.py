@@ -1,4 +1,4 @@
-"""The packed images: one per kept row of split.csv, with the same bytes for any number of threads."""
+"""The packed images: one per row of kept.csv, with the same bytes for any number of threads."""
 
 import hashlib
 import json
@@ -25,24 +25,24 @@ from tests.helpers.refusals import refuses
 SIZE = 32
 
 
-def write_split(folder: Path, table: Path) -> None:
-    """Write the split.csv of a folder of images."""
-    rows, _ = do_split(folder)
-    files.write_csv(table, split_table.HEADER, map(split.cells, rows))
+def write_split(folder: Path, **changes: Any) -> None:
+    """Write split.csv and kept.csv of the images in `folder`/images, with these settings of the split."""
+    rows, _ = do_split(folder / "images", **changes)
+    split.write_tables(rows, folder / "split.csv", folder / "kept.csv")
 
 
 @pytest.fixture(scope="module")
 def packable(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project folder with the real photos in `images` and its `split.csv`."""
+    """A project folder with the real photos in `images` and the tables of their split."""
     folder = tmp_path_factory.mktemp("packable")
     (folder / "images").symlink_to(photos)
-    write_split(folder / "images", folder / "split.csv")
+    write_split(folder)
     return folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project folder with two classes of six images, one broken, and their split.csv."""
+    """A project folder with two classes of six images, one broken, and the tables of their split."""
     noise = np.random.default_rng(0)
     for label in ("b", "a"):
         (tmp_path / "images" / label).mkdir(parents=True)
@@ -50,13 +50,13 @@ def folder(tmp_path: Path) -> Path:
             content = noise.integers(0, 256, (20 + n, 30, 3), np.uint8)
             Image.fromarray(content).save(tmp_path / "images" / label / f"{n}.png")
     (tmp_path / "images/a/0 broken.png").write_text("words")
-    write_split(tmp_path / "images", tmp_path / "split.csv")
+    write_split(tmp_path)
     return tmp_path
 
 
 def do_prepare(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
     """Run prepare; all bytes of its output."""
-    prepare.prepare(Originals(folder / "images", {}), folder / "split.csv", output, Prepare(size=size), workers)
+    prepare.prepare(Originals(folder / "images", {}), folder / "kept.csv", output, Prepare(size=size), workers)
     return content(output)
 
 
@@ -94,6 +94,37 @@ def test_images_are_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> N
         assert (data.images[row] == images.resize_to_square(folder / "images" / line["path"], SIZE)).all()
     for name in split_table.SPLITS:
         assert data.rows(name).tolist() == [row for row, line in enumerate(lines) if line["split"] == name]
+
+
+SETTINGS = [
+    {"fold": 3}, {"seed": 1}, {"folds": 1, "val": 0.3, "test": 0.2}, {"stratify": True}, {"train_share": 0.5},
+    {"leave_out": "a"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str([*settings]))
+def test_another_split_has_the_same_packed_images(folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """kept.csv has the same bytes. Each used image keeps its place, and one that is not used is in no split."""
+    (folder / "images/c").mkdir()
+    for n, path in enumerate(sorted((folder / "images/b").iterdir())):
+        Image.open(path).rotate(180).save(folder / f"images/c/{n}.png")
+    write_split(folder)
+    before, kept = files.read_csv(folder / "split.csv"), (folder / "kept.csv").read_bytes()
+    do_prepare(folder, tmp_path / "packed")
+    write_split(folder, **settings)
+    table = {row["path"]: row for row in files.read_csv(folder / "split.csv")}
+    assert (folder / "kept.csv").read_bytes() == kept
+    assert list(table.values()) != before
+    data = packed.load(tmp_path / "packed", folder / "split.csv")
+    used = [row for row, split_of in enumerate(data.splits) if split_of]
+    assert len(data.paths) == 18
+    assert list(data.splits) == [table[path]["split"] for path in data.paths]
+    assert data.classes == tuple(sorted({table[data.paths[row]]["class"] for row in used}))
+    assert data.classes == (("b", "c") if "leave_out" in settings else ("a", "b", "c"))
+    assert (len(used) == 18) == ("leave_out" not in settings and "train_share" not in settings)
+    for row in used:
+        assert data.classes[data.labels[row]] == table[data.paths[row]]["class"]
+        assert (data.images[row] == images.resize_to_square(folder / "images" / data.paths[row], SIZE)).all()
 
 
 def test_the_digest_is_that_of_all_pixels(folder: Path, tmp_path: Path) -> None:
@@ -163,7 +194,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     """SIGKILL leaves no packed folder; the next run succeeds, with the bytes of an uninterrupted run."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/images").symlink_to(packable / "images")
-    (tmp_path / "data/split.csv").symlink_to(packable / "split.csv")
+    (tmp_path / "data/kept.csv").symlink_to(packable / "kept.csv")
     write_params(tmp_path / "params.yaml", on_cpu(raw, prepare__size=256))
     command = [sys.executable, "-m", "pipeline", "prepare"]
     process = subprocess.Popen(command, cwd=tmp_path)

@@ -102,6 +102,7 @@ class Paths(Section):
     images: ClassVar[str] = "data/images"
     weights: ClassVar[str] = "data/weights"
     split: ClassVar[str] = "data/split.csv"
+    kept: ClassVar[str] = "data/kept.csv"
     packed: ClassVar[str] = "data/packed"
     features: ClassVar[str] = "data/features"
     models: ClassVar[str] = "models"

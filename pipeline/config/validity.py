@@ -26,7 +26,8 @@ RESERVED = frozenset({  # the paths of the project's own files and of the stages
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
     "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
     "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
-    "data/features", "data/images", "data/packed", "data/pretrained", "data/split.csv", "data/weights", "states",
+    "data/features", "data/images", "data/kept.csv", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
+    "states",
 })  # fmt: skip
 # The oldest GPU that the locked torch has code for, and the newest generation; a test asks torch.
 LOWEST_CAPABILITY, NEWEST_GENERATION = (7, 5), 12  # Turing, Blackwell

@@ -4,8 +4,8 @@ A folder with
     images-00000.bin, …     shards: the pixels, uint8 [n, S, S, 3] each, without a header; see `shard_images`
     images.sha256           the SHA-256 of each image's pixels, 32 bytes each
     digest.json             `sha256` of images.sha256, `images` N, `size` S, and `fit`, if it is not `none`
-Image i belongs to row i of the kept rows of split.csv, which has its path, class and split. A changed image changes its
-shard alone. DVC has a hash for each shard, so it sends and fetches that one.
+Image i belongs to row i of kept.csv; split.csv has its class and split, see `split_table.packed_rows`. A changed image
+changes its shard alone. DVC has a hash for each shard, so it sends and fetches that one.
 """
 
 import hashlib
@@ -83,9 +83,9 @@ class Packed:
     content: Digest
     paths: tuple[str, ...]  # relative to paths.images
     classes: tuple[str, ...]  # [K], sorted
-    labels: NDArray[np.int64]  # [N], index into `classes`
+    labels: NDArray[np.int64]  # [N], index into `classes`; -1 for an image of a class that is left out
     sizes: NDArray[np.int32]  # [N, 2]: width and height that a square stands for, see `squares.proportions`
-    splits: NDArray[np.str_]  # [N]: train, val or test
+    splits: NDArray[np.str_]  # [N]: train, val or test; empty for an image that split.csv does not use
 
     @property
     def size(self) -> int:
@@ -142,18 +142,18 @@ def load(folder: Path, split_csv: Path) -> Packed:
     Its pixels are mapped when they are first used.
     """
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
-    rows = split_table.kept_rows(split_csv)
+    rows = split_table.packed_rows(split_csv)
     if digest.images != len(rows):
-        reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (perennial repro does)"
+        reason, remedy = f"{split_csv} has {len(rows)}", "run the prepare stage again (perennial repro does)"
         raise UserError(Fault(str(folder / DIGEST), f"{digest.images} images", "differs", reason, remedy=remedy))
-    classes = tuple(sorted({row["class"] for row in rows}))
+    classes = tuple(sorted({row["class"] for row in rows if not row["reason"]}))
     number = {name: index for index, name in enumerate(classes)}
     return Packed(
         folder=folder,
         content=digest,
         paths=tuple(row["path"] for row in rows),
         classes=classes,
-        labels=np.array([number[row["class"]] for row in rows], np.int64),
+        labels=np.array([number.get(row["class"], -1) for row in rows], np.int64),
         sizes=np.array(
             [squares.proportions(digest.fit, (int(row["width"]), int(row["height"]))) for row in rows], np.int32
         ),

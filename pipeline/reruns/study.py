@@ -49,7 +49,7 @@ class Runs:
 
     def train(self, copies: Mapping[str, WorkCopy]) -> None:
         """Train and test in each copy. Raises UserError if a run fails, or if DVC's cache was damaged meanwhile."""
-        stages = ("split", "prepare", "train", "evaluate")
+        stages = ("split", "prepare", "features", "train", "evaluate")
         runner.run_or_raise([Job(name, copy.folder, stages) for name, copy in copies.items()], self.slots, self.command)
         workcopy.check_cache(self.command)
 

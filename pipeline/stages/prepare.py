@@ -1,6 +1,6 @@
-"""Stage `prepare`: decode every kept image once, make it a square and pack it, so that training never decodes.
+"""Stage `prepare`: decode every image of kept.csv once, make it a square and pack it, so that training never decodes.
 
-perennial prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
+perennial prepare       reads data/images and data/kept.csv; writes data/packed (data/packed.py)
 """
 
 from argparse import Namespace
@@ -17,12 +17,12 @@ from pipeline.data.originals import Originals
 from pipeline.stages import frame
 
 
-def prepare(source: Originals, split_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
-    """Pack the kept images of `split_csv`, files of `source`, into the folder `output`. Returns their number.
+def prepare(source: Originals, kept_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
+    """Pack the images of `kept_csv`, files of `source`, into the folder `output`. Returns their number.
 
     The bytes are the same for any number of workers. Raises UserError if an image is missing or broken.
     """
-    rows, size = split_table.kept_rows(split_csv), settings.size
+    rows, size = split_table.all_rows(kept_csv, split_table.PACKED_COLUMNS), settings.size
 
     def resize(row: dict[str, str]) -> NDArray[np.uint8]:
         path, sha256 = source.file(row["path"])
@@ -42,7 +42,7 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths, size = config.paths, config.prepare.size
     source = originals.locate(Path(paths.images), Path(paths.inbox))
-    count = prepare(source, Path(paths.split), Path(paths.packed), config.prepare, config.run.decoding_threads)
+    count = prepare(source, Path(paths.kept), Path(paths.packed), config.prepare, config.run.decoding_threads)
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 

@@ -1,6 +1,6 @@
 """Stage `split`: decode and check every image once, and assign it to train, val or test.
 
-    perennial split         reads the images; writes data/split.csv, and tables of counts in metrics/
+    perennial split         reads the images; writes data/split.csv, data/kept.csv, and tables of counts in metrics/
 
 The tables: images.csv (per class and split), excluded.csv (per reason), suspects.csv (images that a person should look
 at), findings.csv (duplicates and everything else).
@@ -29,7 +29,7 @@ from pipeline.data.folders import interpret
 from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
-from pipeline.data.split_table import HEADER, LEAVE_OUT, SPLITS, TRAIN_SHARE
+from pipeline.data.split_table import HEADER, LEAVE_OUT, PACKED_COLUMNS, SPLITS, TRAIN_SHARE, is_packed
 from pipeline.data.splitting import Assignment, Cut
 from pipeline.data.user_table import Table
 from pipeline.stages import frame
@@ -197,6 +197,13 @@ def cells(row: Row) -> tuple[object, ...]:
     )
 
 
+def write_tables(rows: Sequence[Row], split_csv: Path, kept_csv: Path) -> None:
+    """Write the tables of split_table.py."""
+    packed = ((row.image_file.path, row.info.width, row.info.height) for row in rows if is_packed(row.reason))
+    files.write_csv(kept_csv, PACKED_COLUMNS, packed)
+    files.write_csv(split_csv, HEADER, map(cells, rows))
+
+
 def used_image(row: Row) -> suspects.UsedImage:
     """A used image, for the list of suspicious ones."""
     file, info = row.image_file, row.info
@@ -216,7 +223,7 @@ def run(config: Params) -> None:
     rows, counts, layout = split(source, config.split, workers, corrections.read())
     suspicious = suspects.find([used_image(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)
-    files.write_csv(Path(paths.split), HEADER, map(cells, rows))
+    write_tables(rows, Path(paths.split), Path(paths.kept))
     excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
     for name, content in split_report.tables(counts, excluded).items():
         files.write_csv(Path(paths.metrics) / name, *content)
