@@ -49,12 +49,16 @@ def test_the_coverage_is_exact(scores: list[float], coverage: float) -> None:
     assert reached >= coverage * len(scores)
 
 
-@given(st.lists(SCORE, min_size=MIN_IMAGES, max_size=60))
-def test_an_image_below_the_limit_is_none_of_the_classes(scores: list[float]) -> None:
-    """Every other image gets a class, also one that is exactly at the limit."""
-    limit = acceptance.limit(content(scores, 0.9), WEIGHTS)
-    for score in scores:
-        assert acceptance.judge(score, limit) == ("none" if score < limit.highest else "class")
+@given(st.lists(st.floats(0, 1), min_size=60, max_size=60), st.sampled_from([50, 80, 90, 95]))
+def test_an_image_below_the_limit_is_none_of_the_classes(scores: list[float], percent: int) -> None:
+    """For any number of validation images, every other image gets a class: also the one whose score is the limit, and
+    one that is equal to it in six digits."""
+    for images in range(MIN_IMAGES, len(scores) + 1):
+        limit = acceptance.limit(content(scores[:images], percent / 100), WEIGHTS)
+        at = sorted(scores[:images])[(images + 1) * (100 - percent) // 100 - 1]
+        for score in scores:
+            is_none = float(f"{score:.6g}") < float(f"{at:.6g}")
+            assert acceptance.judge(score, limit) == ("none" if is_none else "class")
 
 
 @pytest.mark.parametrize(

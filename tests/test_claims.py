@@ -18,6 +18,7 @@ from pipeline.base.errors import DIFFERENT
 from pipeline.reruns.segments import Segment, draw
 from pipeline.training import chain, checkpoint
 from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.projects import call, commit, create_project, verify
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
@@ -119,7 +120,7 @@ def first_difference(folder: Path, *words: str) -> subprocess.CompletedProcess[s
     """Run the program of this name in the folder."""
     command = [sys.executable, "-m", "tests.faults.first_difference", *words]
     environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return starts.run(command, cwd=folder, env=environ)
 
 
 @pytest.mark.slow("each operator of a step is hashed in four trainings, which are really started; make test has states")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import in_part, pytest_configure
+from tests.conftest import in_part, pytest_collection_modifyitems, pytest_configure
 from tests.helpers import budget, starts
 from tests.helpers.trainings import outputs, small_world, wait_for
 
@@ -151,12 +151,13 @@ def test_a_test_is_in_one_part_of_the_night() -> None:
 
 
 @pytest.mark.parametrize("part", ["0/8", "9/8", "8", "1/0", "a/b"])
-def test_a_part_that_is_none_is_refused(part: str) -> None:
+def test_a_part_that_is_none_is_refused(
+    part: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the night would run no test, and pass."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "tests/test_schedule.py", "--part", part]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"--part: {part} " in done.stderr + done.stdout
+    monkeypatch.setattr(pytestconfig.option, "part", part)
+    with pytest.raises(pytest.UsageError, match=f"--part: {part} "):
+        pytest_collection_modifyitems(pytestconfig, [])
 
 
 def test_steps_of_a_program_are_recorded_beside_the_tests(

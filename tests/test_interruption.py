@@ -25,6 +25,7 @@ from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import (
     LONG,
+    digests,
     gone,
     launch,
     messages,
@@ -215,16 +216,15 @@ def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     whole: Path, half_run: Path, tmp_path: Path
 ) -> None:
-    """A checkpoint is cut short, or one bit is changed. If both are damaged, a refusal says what to remove."""
-    for damage in ("cut", "changed"):
-        folder = shutil.copytree(half_run, tmp_path / damage, symlinks=True)
-        (path,) = folder.glob("runs/*/checkpoint.pt")
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
-        again = launch(folder)
-        assert f"{path.relative_to(folder)} " in again.stderr
-        assert outputs(folder) == outputs(whole)
+    """One bit of a checkpoint is changed. If both are damaged, here cut short, a refusal says what to remove."""
+    folder = shutil.copytree(half_run, tmp_path / "changed", symlinks=True)
+    (path,) = folder.glob("runs/*/checkpoint.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    again = launch(folder)
+    assert f"{path.relative_to(folder)} " in again.stderr
+    assert outputs(folder) == outputs(whole)
     folder = shutil.copytree(half_run, tmp_path / "both", symlinks=True)
     for path in folder.glob("runs/*/*checkpoint.pt"):
         path.write_bytes(path.read_bytes()[:1000])
@@ -257,10 +257,11 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, half_run: Pat
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert re.findall(r"[\d.]+", done.stdout.splitlines()[-1]) == ["1", "2.5"]  # folders, MB
     assert list((folder / "runs").iterdir()) == [resumable]
-    launch(folder)
-    assert outputs(folder) == outputs(whole)
+    assert digests(folder, "runs") == digests(half_run, "runs")
+    folder = shutil.copytree(whole, tmp_path / "finished", symlinks=True)
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert re.findall(r"[\d.]+", done.stdout.splitlines()[-1])[0] == "1"
+    assert not list((folder / "runs").iterdir())
 
 
 def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

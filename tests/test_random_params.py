@@ -178,7 +178,7 @@ def test_the_mixes_of_any_world_size_merge_to_the_same(
     seed: int, step: int, size: int, alphas: tuple[float, float]
 ) -> None:
     """Every rank mixes its share with the partners that one process would, and loads no image twice or in vain."""
-    whole = random_params.draw_mix(seed, step, 12, 64, *alphas)
+    whole = random_params.draw_mix(seed, step, 12, 60, *alphas)
     shares = [random_params.local(whole, Share(range(rank, rank + 1), size)) for rank in range(size)]
     for name in ("images", "partners"):
         merged = np.concatenate([positions[getattr(share, name)] for positions, share in shares])

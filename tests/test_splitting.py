@@ -182,7 +182,7 @@ def test_a_fixed_group_is_not_moved_to_fill_a_split() -> None:
 
 Classes = dict[str, list[int]]  # class → the sizes of its groups
 
-sizes = st.lists(st.integers(1, 6), min_size=30, max_size=60)
+sizes = st.integers(1, 6).flatmap(lambda most: st.lists(st.integers(1, most), min_size=30, max_size=60))
 classes = st.dictionaries(st.sampled_from("abcd"), sizes, min_size=1)
 
 
@@ -264,3 +264,7 @@ def test_a_group_of_one_class_is_moved_before_one_of_several() -> None:
         config = settings(seed).model_copy(update={"stratify": True})
         splits, _ = splitting.assign([*mixed, *single], config)
         assert {splits[group.key] for group in mixed} == set(SPLITS)  # for class b, which has no others
+        pairs = [splitting.Group(f"p{n}", dict.fromkeys(pair, 1)) for n, pair in enumerate(2 * ["ab", "bc", "ca"])]
+        splits, _ = splitting.assign(pairs, config)
+        for label in "abc":
+            assert {splits[group.key] for group in pairs if label in group.labels} == set(SPLITS)

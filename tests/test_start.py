@@ -167,6 +167,18 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     assert params.FILE.read_bytes() != before
 
 
+def test_without_a_terminal_no_preset_is_asked_for(
+    project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing changes; the last line says what to type, with the folder of the photos."""
+    before = params.FILE.read_bytes()
+    monkeypatch.setattr(start, "offer", lambda now: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
+    assert start.start("", "data/inbox") == 0
+    assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
+    assert params.FILE.read_bytes() == before
+
+
 class Terminal(io.StringIO):
     """Lines that are typed."""
 
@@ -174,11 +186,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> str:
-    """What `perennial start` prints in `folder`, with a terminal on stdin for these bytes, or without."""
-    keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
-    if keyboard is not None:
-        os.write(keyboard, terminal)
+def run_start(folder: Path, *arguments: str, typed: bytes) -> str:
+    """What `perennial start` prints in `folder`, with a terminal on stdin for these bytes."""
+    keyboard, stdin = pty.openpty()
+    os.write(keyboard, typed)
     command, environ = starts.in_programs(
         [sys.executable, "-m", "pipeline", "start", *arguments], workspace.environment(folder.parent)
     )
@@ -189,16 +200,15 @@ def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> str:
 
 @pytest.mark.slow("six measurements of training steps, and a whole dvc repro")
 def test_from_photos_to_a_run(tmp_path: Path) -> None:
-    """Without a terminal start changes nothing and says what to type; `q` chooses `quick`; DVC runs what it wrote."""
+    """On a terminal `q` chooses `quick`, and says how long a run takes, as doctor does; DVC runs what it wrote."""
     folder = create_project(tmp_path / "project", train__epochs=7)
     call(folder, "git", "checkout", "--quiet", "params.yaml")
     photos = tmp_path / "My photos"
     for number in range(60):
         put(photos / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
-    before = (folder / "params.yaml").read_bytes()
-    assert f"60 in 2 classes, in {photos}" in run_start(folder, "--photos", str(photos))
-    assert (folder / "params.yaml").read_bytes() == before
-    assert "\nTime of a run: about " in run_start(folder, "--photos", str(photos), terminal=b"q\n")
+    said = run_start(folder, "--photos", str(photos), typed=b"q\n")
+    assert f"60 in 2 classes, in {photos}" in said
+    assert "\nTime of a run: about " in said
     raw = read_params(folder / "params.yaml")
     assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
     assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout

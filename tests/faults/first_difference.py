@@ -35,7 +35,8 @@ def record(count: str, file: str) -> None:
     with tempfile.TemporaryDirectory(prefix="first-difference-") as folder:
         for entry in (entry for entry in Path.cwd().iterdir() if entry.name not in WRITTEN):
             (Path(folder) / entry.name).symlink_to(entry)
-        subprocess.run([*sys.orig_argv[:-3], "steps", count, str(Path(file).absolute())], cwd=folder, check=True)
+        command = [sys.executable, "-m", "tests.faults.first_difference", "steps", count, str(Path(file).absolute())]
+        subprocess.run(command, cwd=folder, check=True)
 
 
 def take_steps(count: str, file: str) -> None:
