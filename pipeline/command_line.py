@@ -65,6 +65,10 @@ def predict(parser: Parser) -> None:
         "accepted, 0.5 to 0.999; the others are none of the classes (default: evaluate.coverage of the model)",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
+    parser.add_argument(
+        "--heatmap", metavar="FOLDER", help="write a picture for each image into a new or empty folder: which places "
+        "speak for its class (of a network with global average pooling, from model.safetensors)",
+    )  # fmt: skip
     forms = parser.add_mutually_exclusive_group()
     for form, what in (
         ("json", "one JSON object per line, with all classes"),

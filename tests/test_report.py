@@ -1,9 +1,11 @@
 """The stage report: one page about a run, looked at with a real browser."""
 
 import itertools
+import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +18,11 @@ from playwright.sync_api import Browser
 from pipeline.base import files
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
-from pipeline.data import split_table
+from pipeline.data import originals, split_table
 from pipeline.data.suspects import Suspect
 from pipeline.evaluation.metrics import Share
-from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings
+from pipeline.models import description
+from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome, page, rendering, settings
 from pipeline.reporting.facts import Facts
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
@@ -177,6 +180,37 @@ def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
     (folder / "eval.json").unlink()
     with refuses((folder / "eval.json", "missing")):
         outcome.read(folder, sorted(CLASSES), 1)
+
+
+def test_a_mistake_has_its_photo_and_its_heat_map(elements: Element, known: Facts) -> None:
+    """Each mistake, and nothing else, with a text for those who do not see it; a sentence says how to read it."""
+    hard = gallery.hard_answers(known.outcome.answers)
+    assert hard.mistakes
+    described = [image.attributes["alt"] for image in elements.all("img")]
+    maps = [text for text in described if "heat map" in text]
+    assert maps == [f"heat map of \u2068{visible(one.path)}\u2069: what speaks for the answer" for one in hard.mistakes]
+    images = elements.one("section", id="images")
+    assert [len(shot.all("img")) for shot in images.all("figure")][: len(maps) + 1] == [2] * len(maps) + [1]
+    assert "Yellow places speak for it most" in images.text
+
+
+def test_a_model_without_heat_maps_says_so(finished: Path, tmp_path: Path) -> None:
+    """A crop that leaves one place has no map: the page has the reason, and what is allowed. Without a mistake there is
+    nothing to explain."""
+    config, origin = reports.config_in(finished), originals.locate(finished / "data/images", finished / "data/inbox")
+    answers = outcome.read(finished / "metrics", sorted(CLASSES), 1).answers
+    raw = json.loads((finished / "models/model.json").read_text())
+    raw["view"] |= {"crop": 32, "resize": 36}
+    shutil.copytree(finished / "models", tmp_path / "models")
+    files.write_json(tmp_path / "models/model.json", raw)
+    config = config.model_copy(update={"paths": config.paths.model_copy(update={"models": str(tmp_path / "models")})})
+    described = description.load(tmp_path / "models")
+    none = heat_maps.heat_maps(config, described, origin, answers[:1])
+    assert none.pictures == {}
+    assert heat_maps.heat_maps(config, described, origin, []) == gallery.NO_HEAT_MAPS
+    known = facts.read(config, split_table.all_rows(Path(config.paths.split)))
+    text = parsed(page.page(known, gallery.hard_answers(answers), {}, none)).one("section", id="images").text
+    assert "There are no heat maps. train.model: resnet18: its logits are no means over several places" in text
 
 
 # ---- in a browser ----

@@ -31,7 +31,8 @@ OWNERS = {  # a library → the modules that import it
     "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
     "pydantic_core": {"config.document"},
     "PIL": {
-        "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic", "reporting.thumbnails",
+        "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic",
+        "evaluation.heatmap", "reporting.thumbnails",
     },
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},

@@ -1,6 +1,7 @@
 """Classify images with the exported model.
 
     perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
+                      [--heatmap FOLDER]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
@@ -14,6 +15,11 @@ and stderr says why.
 Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
 reason. --model FILE asks for one of the two.
+
+--heatmap FOLDER writes a picture for each image: what the model sees of it, in grey, and over it, from dark blue to
+yellow, what speaks for the most likely class. The mean over all places is the logit, exactly (evaluation/heatmap.py).
+This needs model.safetensors, a network with global average pooling and a linear head, and a new or an empty folder. Of
+two images with the same name the second one gets a number (a.png, a-2.png); with --json each answer names its picture.
 
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
 the current folder can be any. Otherwise only the paths, split.max_pixels and train.threads are read from it. They are
@@ -61,8 +67,8 @@ def predict(request: Request, form: str = "text", top: int | None = None) -> int
             sys.stdout.flush()
             classes[NONE if answer["answer"] == "none" else answer["class"]] += 1
         sys.stdout.flush()
-    except OSError as error:  # an error of an image file is a UserError, so this is the output's
-        error.filename = "standard output"
+    except OSError as error:  # an error of an image file is a UserError, so this is of an output; a picture has a name
+        error.filename = error.filename or "standard output"
         raise
     if form == "text" and classes and any(path.is_dir() for path in request.images):
         print(f"predict: {as_counts(classes)}", file=sys.stderr)
@@ -138,5 +144,6 @@ def printable(text: str) -> str:
 def main(arguments: Namespace) -> int:
     images = tuple(map(Path, arguments.images))
     model = Path(arguments.model) if arguments.model else None
-    request = Request(images, model, arguments.device, arguments.max_pixels, arguments.coverage)
+    heatmap = Path(arguments.heatmap) if arguments.heatmap else None
+    request = Request(images, model, arguments.device, arguments.max_pixels, arguments.coverage, heatmap)
     return 1 if predict(request, arguments.form, arguments.top) else 0

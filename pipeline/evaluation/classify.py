@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,18 @@ from pipeline.models.acceptance import Limit
 from pipeline.models.description import Description
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pipeline.engine.world import World
+    from pipeline.evaluation.photos import LoadedImage
+    from pipeline.models.exported import ExportedModel
     from pipeline.models.onnx_file import OnnxModel
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
 
-# path, class, its probability, what the limit says (answer), and the probabilities of all classes in their order
+# path, class, its probability, what the limit says (answer), the probabilities of all classes in their order, and the
+# path of the picture, if one was asked for (heatmap)
 Answer = dict[str, Any]
 
 
@@ -38,6 +46,7 @@ class Request:
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
     coverage: float = 0  # of acceptance.limit; 0: that of the model
+    heatmap: Path | None = None  # a folder for the pictures of heatmap.py
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -46,18 +55,32 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
     The refusal of an image is added to `refusals`. Raises UserError without a model.
     """
     models = request.model or Path(config.paths.models)
+    check_heatmap(request.heatmap, models)
     if models.name == WEIGHTS:
         return torch_answers(request, models.parent, config, refusals)
     if request.model is not None and not models.is_dir():
         if request.device != "cpu":
             raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
         return onnx_answers(request, open_onnx(models), config, refusals)
-    model = onnx_or_reason(models, description.load(models), request.device)
+    description_of_model, reason = description.load(models), "--heatmap looks into its layers"
+    model = reason if request.heatmap else onnx_or_reason(models, description_of_model, request.device)
     if isinstance(model, str):
         print(f"predict: computed from {models / WEIGHTS}, because {model}", file=sys.stderr)
         return torch_answers(request, models, config, refusals)
     print(f"predict: computed from {models / ONNX}", file=sys.stderr)
     return onnx_answers(request, model, config, refusals)
+
+
+def check_heatmap(folder: Path | None, models: Path) -> None:
+    """Raise UserError for a folder in which a picture could replace a file, and for a model without layers."""
+    if folder is None:
+        return
+    if models.name != WEIGHTS and models.is_file():
+        reason, remedy = f"{models} does not show its layers", f"--model FOLDER with a {WEIGHTS}"
+        raise UserError(Fault("--heatmap", str(folder), "pair", reason, remedy=remedy))
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        reason = "it is not empty" if folder.is_dir() else "it is a file"
+        raise UserError(Fault("--heatmap", str(folder), "value", reason, "a new or an empty folder"))
 
 
 def open_onnx(path: Path) -> "OnnxModel":
@@ -119,28 +142,43 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     """The answers of model.safetensors in a folder. Each image is a batch of its own, as for `onnx_answers`."""
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
-    set_variables(config.train, description.load(models))
+    set_variables(config.train, model_json := description.load(models))
     import numpy as np
     import torch
 
     from pipeline.engine import determinism
     from pipeline.engine.world import World
-    from pipeline.evaluation import inference, photos
-    from pipeline.loader.storage import ImageStore
+    from pipeline.evaluation import heatmap, inference, photos
     from pipeline.models import exported
 
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = check_limit(acceptance.limit(acceptance.read(models), model.weights, request.coverage), request)
-    world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
+    world = World(rank=0, local_rank=0, size=1, device=torch.device(request.device))
     max_pixels = request.max_pixels or config.split.max_pixels
     for image in photos.load_images(request.images, model.view, max_pixels, refusals):
-        pixels, sizes = torch.from_numpy(np.stack([image.pixels])), np.array([image.size], np.int32)
-        store = ImageStore(pixels, world.device)
-        logits = inference.predict_logits(model, store, sizes, row, batch_size=1, world=world)
+        compute = partial(image_logits, model, image, world)
+        logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
-        yield photos.make_answer(image, model.classes, np.exp(log_probs), limit)
+        answer = photos.make_answer(image, model.classes, np.exp(log_probs), limit)
+        if request.heatmap and maps is not None:
+            picture = heatmap.picture(image, model.view, maps[model.classes.index(answer["class"])])
+            answer["heatmap"] = str(heatmap.save(picture, request.heatmap, image.path.stem))
+        yield answer
+
+
+def image_logits(model: "ExportedModel", image: "LoadedImage", world: "World") -> "NDArray[np.float64]":
+    """The logits [1, classes] of an image. Raises UserError if one is not finite."""
+    import numpy as np
+    import torch
+
+    from pipeline.evaluation import inference
+    from pipeline.loader.storage import ImageStore
+
+    store = ImageStore(torch.from_numpy(np.stack([image.pixels])), world.device)
+    sizes, row = np.array([image.size], np.int32), np.zeros(1, np.int64)
+    return inference.predict_logits(model, store, sizes, row, batch_size=1, world=world)
 
 
 def check_limit(limit: Limit, request: Request) -> Limit:

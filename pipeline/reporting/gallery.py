@@ -35,11 +35,23 @@ class Shot:
 
 
 @dataclass(frozen=True)
+class HeatMaps:
+    """The heat maps of images by path, or the reason why this model has none."""
+
+    pictures: Mapping[str, Thumbnail]
+    reason: str = ""
+
+
+NO_HEAT_MAPS = HeatMaps({})
+
+
+@dataclass(frozen=True)
 class Album:
-    """Thumbnails and credits of the images on a page, by path."""
+    """Thumbnails and credits of the images on a page, by path, and heat maps of mistakes."""
 
     pictures: Mapping[str, Thumbnail]
     credits: Mapping[str, str]
+    heat_maps: HeatMaps = NO_HEAT_MAPS
 
     def shot(self, path: str) -> Shot:
         """The image with this path."""

@@ -7,13 +7,18 @@ from pipeline.reporting import charts, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
 from pipeline.reporting.facts import Facts
-from pipeline.reporting.gallery import MEASURES, Album, HardAnswers
+from pipeline.reporting.gallery import MEASURES, NO_HEAT_MAPS, Album, HardAnswers, HeatMaps
 from pipeline.reporting.thumbnails import Thumbnail
 
 MOST_ROWS = 200  # classes in the table of counts
 
 
-def page(facts: Facts, hard_answers: HardAnswers, pictures: Mapping[str, Thumbnail]) -> str:
+def page(
+    facts: Facts,
+    hard_answers: HardAnswers,
+    pictures: Mapping[str, Thumbnail],
+    heat_maps: HeatMaps = NO_HEAT_MAPS,
+) -> str:
     """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail."""
     outcome = facts.outcome
     classes, counts = outcome.classes, outcome.counts
@@ -30,7 +35,7 @@ def page(facts: Facts, hard_answers: HardAnswers, pictures: Mapping[str, Thumbna
         bars=charts.bars("calibrated", "Share of right answers, and number of images, by probability", outcome.bins),
         is_narrow=len(classes) <= result.MOST_IN_HALF,
         hard_answers=hard_answers,
-        album=Album(pictures, facts.credits),
+        album=Album(pictures, facts.credits, heat_maps),
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,

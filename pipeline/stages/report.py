@@ -3,7 +3,8 @@
     perennial report        reads what the other stages wrote; writes reports/index.html
 
 The page needs no other file and no network. It has the same bytes for the same inputs: no time, no host, no path of the
-machine, and nothing that depends on the kind of CPU.
+machine, and nothing that depends on the kind of CPU, if it has AVX2 and FMA. For heat maps, mistakes go through the
+model again; without a mistake torch is not imported.
 """
 
 from argparse import Namespace
@@ -13,7 +14,7 @@ from pathlib import Path
 from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import originals, split_table, suspects
-from pipeline.reporting import facts, gallery, page, thumbnails
+from pipeline.reporting import facts, gallery, heat_maps, page, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
@@ -39,8 +40,9 @@ def run(config: Params) -> None:
     source = originals.locate(Path(paths.images), Path(paths.inbox))
     paths_on_page = image_paths(answers, run_facts.reliance.refused, run_facts.audit)
     pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, config.run.decoding_threads, "report")
+    maps = heat_maps.heat_maps(config, run_facts.model, source, answers.mistakes)
     target = Path(paths.reports) / "index.html"
-    files.write_text(target, page.page(run_facts, answers, pictures))
+    files.write_text(target, page.page(run_facts, answers, pictures, maps))
     print(f"report: {target}: open it in a browser")
 
 

@@ -1,7 +1,5 @@
-"""A finished run for the report, without a training: real images and a real split, with invented answers."""
+"""A finished run for the report, without a training: real images, a real split, a real model, and invented answers."""
 
-import hashlib
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,8 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
-from pipeline.models import acceptance
+from pipeline.loader import augment
+from pipeline.models import acceptance, exported, network
 from pipeline.models.description import Description, View
 from pipeline.stages import evaluate, prepare, report, split
 from pipeline.training.state import HISTORY
@@ -21,6 +20,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 HEBREW, CHINESE = "פרח אדום", "郁金香"
 CLASSES = (HOSTILE, "daisy", HEBREW, CHINESE)
 PER_CLASS = 24
+MODEL = "resnet18"  # untrained
 
 
 def config_in(folder: Path) -> Params:
@@ -55,24 +55,23 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     logits[np.arange(len(rows)), data.labels[rows]] += strength
     evaluate.write(config, data, rows, logits - np.log(np.exp(logits).sum(1, keepdims=True)))
     scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
-    weights = hashlib.sha256(b"the weights").hexdigest()
-    acceptance.write(Path(config.paths.models), acceptance.make(weights, 0.95, scores, len(data.classes)))
+    models, weights = Path(config.paths.models), network.export_state(network.build(MODEL, len(data.classes), seed))
+    epoch, view = max(1, epochs - 2), View.from_params(config)
+    exported.save(models, weights, Description(MODEL, data.classes, view, augment.MEAN, augment.STD, "best", epoch))
+    digest = files.sha256(models / "model.safetensors")
+    acceptance.write(models, acceptance.make(digest, 0.95, scores, len(data.classes)))
     history = []
     for epoch in range(1, epochs + 1):
         figures = (value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part)))
         history.append((epoch, 10 * epoch, 0.1, *figures))
     files.write_csv(Path(config.paths.metrics) / "history.csv", HISTORY, history)
-    description = Description(
-        "resnet18", data.classes, View.from_params(config), (0.5,) * 3, (0.2,) * 3, "best", max(1, epochs - 2)
-    )
-    files.write_json(Path(config.paths.models) / "model.json", asdict(description))
-    files.write_text(Path(config.paths.models) / "model.safetensors", "the weights")
     return config
 
 
 def make(folder: Path) -> Params:
     """A whole folder: params, drawn images, and everything that the report reads."""
-    raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1)
+    places = {"prepare__size": 72, "train__eval_crop": 64, "train__eval_resize": 72}  # a feature map of 2 × 2
+    raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1, **places)
     raw["split"]["fractions"] = {"train": 0.4, "val": 0.2, "test": 0.4}
     folder.mkdir(exist_ok=True)
     write_params(folder / "params.yaml", raw)
