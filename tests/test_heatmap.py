@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.evaluation import heatmap
 from pipeline.evaluation.photos import LoadedImage
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from tests.helpers import starts
@@ -121,7 +121,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def save(folder: Path, name: str) -> None:
     """Write a model as `train` does."""
     weights = network.export_state(network.build(name, len(CLASSES), seed=1))
-    exported.save(folder, weights, Description(name, CLASSES, VIEW, augment.MEAN, augment.STD, "last", 1))
+    exported.save(folder, weights, Description(name, CLASSES, VIEW, IMAGENET.mean, IMAGENET.std, "last", 1))
 
 
 def predict(models: Path, *words: object, cwd: Path) -> tuple[int, list[dict[str, object]], str]:

@@ -8,7 +8,7 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
-from pipeline.loader import augment
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import acceptance, exported, network
 from pipeline.models.description import Description, View
 from pipeline.stages import evaluate, prepare, report, split
@@ -57,7 +57,7 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
     models, weights = Path(config.paths.models), network.export_state(network.build(MODEL, len(data.classes), seed))
     epoch, view = max(1, epochs - 2), View.from_params(config)
-    exported.save(models, weights, Description(MODEL, data.classes, view, augment.MEAN, augment.STD, "best", epoch))
+    exported.save(models, weights, Description(MODEL, data.classes, view, IMAGENET.mean, IMAGENET.std, "best", epoch))
     digest = files.sha256(models / "model.safetensors")
     acceptance.write(models, acceptance.make(digest, 0.95, scores, len(data.classes)))
     history = []
