@@ -172,7 +172,7 @@ def test_split_names_the_remedy_and_writes_the_same_bytes(
 
 RUN = """
 import importlib, sys
-for stage in ("split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
+for stage in ("split", "prepare", "weights", "features", "train", "evaluate", "export", "card", "report"):
     if status := importlib.import_module(f"pipeline.stages.{stage}").main(None):
         sys.exit(status)
 """

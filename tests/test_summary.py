@@ -86,7 +86,7 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
 
 
 DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}
-ALL = DATA | {"weights", "train"} | LAST
+ALL = DATA | {"weights", "features", "train"} | LAST
 
 
 @pytest.mark.parametrize(

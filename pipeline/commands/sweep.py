@@ -35,7 +35,8 @@ from pipeline.reruns.runner import Job, Outcome, Slot
 from pipeline.reruns.trials import TrialResult
 from pipeline.versioning import dvc_lock, programs
 
-TRAIN, TEST = ("weights", "train"), ("weights", "train", "evaluate")  # the stages of a trial, and of the best one
+TRAIN = "weights", "features", "train"  # the stages of a trial
+TEST = *TRAIN, "evaluate"  # of the best one
 
 
 @dataclass(frozen=True)

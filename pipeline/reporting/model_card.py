@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import PACKAGED, TIMM
 from pipeline.data import credits, squares, torchvision_sets
 from pipeline.models import hub
 from pipeline.reporting import rendering, result
@@ -28,6 +28,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         **vars(facts),
         public=torchvision_sets.SETS.get(facts.config.data.source),
         weights=facts.weights,
+        packaged=PACKAGED.get(model) if facts.config.train.weights == "imagenet" else None,
         pad_colour=squares.PAD_COLOUR,
         file_hashes=file_hashes,
         classes=classes,

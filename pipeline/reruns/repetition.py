@@ -15,7 +15,7 @@ from pipeline.versioning.dvc_lock import StageHashes
 
 BY_FORCE = ("--force", "--no-run-cache", "--no-commit")  # DVC takes nothing from its cache, and writes nothing to it
 LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
-WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no weights of the user
+WITHOUT_PHOTOS = {"features", "train", "evaluate"}  # the stages that read no photo and no weights of the user
 
 
 def unversioned(config: Params) -> dict[str, str]:

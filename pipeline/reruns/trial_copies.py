@@ -31,7 +31,7 @@ def create_source(config: Params, weights: Sequence[str]) -> None:
     stages = document.read(dvc_lock.LOCK)["stages"]
     shutil.copyfile(dvc_lock.LOCK, PROJECT / dvc_lock.LOCK)
     document.rewrite(PROJECT / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
-    data = (paths.packed, paths.split)
+    data = (paths.packed, paths.kept, paths.split)
     memory = integrity.load_memory() | workcopy.snapshot(data, DATA_FOLDER)
     files.write_json(PROJECT / integrity.MEMORY, memory)  # so no trial reads the images once more
     for name in data:

@@ -90,7 +90,7 @@ def should_stop(history: Sequence[Mapping[str, Any]], patience: int) -> bool:
 def finished_epoch(step: int, rows: int, batch: int) -> int:
     """The epoch (from 1) that ends with the `step`-th step, or 0. Needs batch <= rows: then no two end together."""
     epoch = -(-step * batch // rows)
-    return next((e for e in (epoch, epoch + 1) if sampler.epoch_end(e - 1, rows, batch) == step), 0)
+    return epoch if sampler.epoch_end(epoch - 1, rows, batch) == step else 0
 
 
 def checkpoint_age(run: Run, at_epoch_end: bool) -> int:

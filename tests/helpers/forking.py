@@ -92,7 +92,19 @@ def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 def import_libraries() -> list[str]:
     """Import the libraries of all stages, and remove the project's modules again. Returns sys.path of the libraries."""
-    for name in ("launch", "download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
+    for name in (
+        "launch",
+        "download",
+        "split",
+        "prepare",
+        "weights",
+        "features",
+        "train",
+        "evaluate",
+        "export",
+        "card",
+        "report",
+    ):
         importlib.import_module(f"pipeline.stages.{name}")
     for name in ("commands.predict", "models.onnx_export"):  # onnxruntime is left out: its import starts a thread
         importlib.import_module(f"pipeline.{name}")
