@@ -149,7 +149,7 @@ def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
     before, after = outputs(usual), outputs(pipeline(usual.parent / "other", OTHERWISE))
     assert after == before
     assert {name.partition(":")[0] for name in before} == {
-        "images", "weights", "split", "kept", "packed", "models", "metrics", "reports",
+        "images", "weights", "split", "kept", "packed", "features", "models", "metrics", "reports",
     }  # fmt: skip
 
 

@@ -45,10 +45,12 @@ def make(folder: Path) -> Params:
         lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
     lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
     files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
+    kept = [(path, *size) for path, _, _, reason, *size, _, _, _ in sorted(lines) if not reason]
+    files.write_csv(folder / config.paths.kept, split_table.PACKED_COLUMNS, kept)
     config = below(folder, config)
     paths = config.paths
     images = Originals(Path(paths.images), {})
-    prepare.prepare(images, Path(paths.split), Path(paths.packed), config.prepare, workers=2)
+    prepare.prepare(images, Path(paths.kept), Path(paths.packed), config.prepare, workers=2)
     weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
     history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))
