@@ -90,3 +90,16 @@ def test_the_table_has_names_and_rounded_figures() -> None:
     assert math.isclose(errors[0].score, 0.3166666666666667)
     corrections = label_errors.corrections(errors, ["a/1.png", "b/2.png"], ["a", "b"])
     assert [row[:2] for row in corrections] == [("b/2.png", "b"), ("a/1.png", "a")]
+
+
+def test_weak_models_do_not_judge_labels() -> None:
+    """Of right labels a model that guesses suspects more than a tenth, and that is said; a good model suspects few."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 5, 500)
+    for lead, is_weak in ((0.0, True), (1.2, True), (5.0, False)):
+        logits = 2 * random.normal(size=(500, 5))
+        logits[np.arange(500), labels] += lead
+        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        assert bool(label_errors.doubt(len(label_errors.find(probabilities, labels)), 500)) == is_weak
+    assert not label_errors.doubt(50, 500)
+    assert label_errors.doubt(51, 500)

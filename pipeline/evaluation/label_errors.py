@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 TOLERANCE = 1e-6  # of equal probabilities
 LOWEST = 2 * TOLERANCE  # threshold: no class is sure of everything
 DIGITS = 6  # of a figure in the table
+MOST_SHARE = 0.1  # wrong labels in the worst of ten public test sets: 10.1 % [Northcutt, Athalye, Mueller 2021]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[
         for row in np.flatnonzero(is_error)
     ]
     return sorted(label_errors, key=lambda error: (error.score, error.row))
+
+
+def doubt(errors: int, images: int) -> str:
+    """A sentence if so many labels of images cannot all be wrong; else empty."""
+    if errors <= MOST_SHARE * images:
+        return ""
+    return f"{errors / images:.0%} of the labels are too many to be wrong: these models are too weak to judge labels"
 
 
 def thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:

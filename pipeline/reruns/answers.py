@@ -114,6 +114,7 @@ def _describe(figures: Figures, coverage: Coverage, errors: int, config: Params)
         ("macro F1", f"{figures.macro_f1:.4f}"),
         ("none of the classes", _accepted(coverage)),
         ("probable label errors", f"{errors:,}: {config.paths.metrics}/folds/{LABEL_ERRORS}"),
+        *([("", doubt)] if (doubt := label_errors.doubt(errors, figures.images)) else []),
         ("all figures", f"{config.paths.metrics}/folds/{RECORD}"),
         ("the page, for a browser", f"{config.paths.reports}/{PAGE}"),
     ]

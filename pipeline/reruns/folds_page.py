@@ -53,6 +53,7 @@ def page(content: Content) -> str:
         hard_answers=content.examples,
         album=content.album,
         errors=len(content.errors),
+        doubt=label_errors.doubt(len(content.errors), len(predictions.paths)),
         coverage=content.coverage,
         suspects=list(zip(errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),

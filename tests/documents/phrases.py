@@ -10,13 +10,14 @@ Say = Callable[..., str]  # a phrase, and the values of its places → the phras
 PHRASES = {
     "data": "数据",
     "images": "图片数",
-    "trained from scratch": "从头训练",
+    "model": "模型",
     "test accuracy (95 % interval)": "测试准确率（95 % 置信区间）",
     "made by": "由来",
     "drawn flowers": "程序绘制的花",
     "flower_photos, one fifth, tested in 5 folds": "flower_photos，五分之一，分 5 折测试",
     "flower_photos, all, tested in 5 folds": "flower_photos，全部，分 5 折测试",
-    "{model}, {crop} pixels, {epochs} epochs": "{model}，{crop} 像素，{epochs} 轮",
+    "{model}, {crop} pixels, {epochs} epochs from scratch": "{model}，{crop} 像素，从头训练 {epochs} 轮",
+    "`quick`: {model} of ImageNet, its head solved": "`quick`：ImageNet 的 {model}，求解分类层",
     "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)": (
         "{accuracy:.3f}（{low:.3f} 至 {high:.3f}，{images} 张图片）"
     ),
