@@ -125,5 +125,5 @@ def no_better_than_constant(accuracy: float, test_images: Sequence[int]) -> str:
     constant = max(test_images) / sum(test_images)
     if accuracy > constant:
         return ""
-    remedy = "take more photos, or pretrained weights: perennial start quick"
+    remedy = "take more photos, or pretrained weights (perennial start quick)"
     return f"no better than one answer for every image ({constant:.4f}); {remedy}"

@@ -14,6 +14,7 @@ from tests.documents.phrases import Say
 
 RECIPES = {  # name of the record → what was tested
     "quick-mini": "flower_photos, one fifth, tested in 5 folds",
+    "quick-base": "flower_photos, all, tested in 5 folds",
     "mini": "flower_photos, one fifth, tested in 5 folds",
     "base": "flower_photos, all, tested in 5 folds",
 }
