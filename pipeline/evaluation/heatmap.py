@@ -75,9 +75,9 @@ def explain(
     bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.double()
     for tensor in features.tensors:
         maps = torch.einsum("kc,chw->khw", weight, tensor[0].double()) + bias[:, None, None]
-        difference = np.abs(maps.mean((1, 2)).cpu().numpy() - logits[0]).max()
+        difference = np.abs(maps.mean((1, 2)).to("cpu").numpy() - logits[0]).max()
         if maps[0].numel() > 1 and difference <= TOLERANCE * np.abs(logits).max():
-            relative: NDArray[np.float64] = (maps - maps.mean(0)).cpu().numpy()
+            relative: NDArray[np.float64] = (maps - maps.mean(0)).to("cpu").numpy()
             return logits, relative
     raise NoMaps(Fault("train.model", name, "value", "its logits are no means over several places", ALLOWED))
 

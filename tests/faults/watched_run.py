@@ -24,6 +24,7 @@ OUTPUTS = {
     "split": "data/.split.csv.partial",
     "prepare": "data/.packed.partial",
     "weights": "data/.weights.partial",
+    "features": "data/.features.partial",
     "train": "models/.model.safetensors.partial",
     "evaluate": "metrics/.eval.json.partial",
     "export": "models/.model.onnx.partial",
