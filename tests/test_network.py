@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from pipeline.config import model_names, rules
+from pipeline.loader.normalization import IMAGENET
 from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers import starts
@@ -30,6 +32,17 @@ WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", 
 def test_the_list_of_models_is_torchvisions() -> None:
     """The names that need no torch are exactly those that torchvision lists."""
     assert list(model_names.MODELS) == network.names()
+
+
+def test_every_model_has_the_normalization_of_its_weights() -> None:
+    """The mean and the deviation that torchvision states for the weights it fetches: ImageNet's, but for one model."""
+    others = []
+    for name in model_names.MODELS:
+        wanted: Any = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        found = network.normalization(name)
+        assert (list(found.mean), list(found.std)) == (list(wanted.mean), list(wanted.std)), name
+        others += [name] if found != IMAGENET else []
+    assert others == ["efficientnet_v2_l"]
 
 
 MOVES = {

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.model_names import TIMM
-from pipeline.loader.normalization import IMAGENET, Normalization
+from pipeline.loader.normalization import Normalization
 from pipeline.models import timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -36,8 +36,11 @@ def is_known(name: str) -> bool:
 
 
 def normalization(name: str) -> Normalization:
-    """How the model's published weights expect pixels: of timm's models it says so; torchvision's expect IMAGENET."""
-    return timm_models.normalization(name) if name.startswith(TIMM) else IMAGENET
+    """How the model's default weights expect pixels. Of torchvision's, all but efficientnet_v2_l have IMAGENET."""
+    if name.startswith(TIMM):
+        return timm_models.normalization(name)
+    published: Any = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    return Normalization(tuple(published.mean), tuple(published.std))
 
 
 def build(name: str, classes: int, seed: int) -> nn.Module:

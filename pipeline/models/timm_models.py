@@ -68,11 +68,8 @@ def normalization(model: str) -> Normalization:
     """How timm's published weights of this model expect pixels; without such weights, IMAGENET."""
     import timm
 
-    published = timm.get_pretrained_cfg(model.removeprefix(TIMM), allow_unregistered=True)
-    if not published:
-        return IMAGENET
-    (red, green, blue), (red_deviation, green_deviation, blue_deviation) = published.mean, published.std
-    return Normalization((red, green, blue), (red_deviation, green_deviation, blue_deviation))
+    published: Any = timm.get_pretrained_cfg(model.removeprefix(TIMM))
+    return Normalization(tuple(published.mean), tuple(published.std)) if published else IMAGENET
 
 
 def _names_its_head(net: nn.Module, other: nn.Module) -> bool:
