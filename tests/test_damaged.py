@@ -1,6 +1,7 @@
 """Damaged files of the pipeline: each gives one line with the file, what is wrong, and the remedy."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -133,6 +134,7 @@ VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "non
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (
         text("[" * 100_000), text('{"model": "\\ud800"}'), put(mean=None), put(added=1),
+        put(mean=[0.5, math.nan, 0.5]), put(std=[0.2, 0.0, 0.2]), put(std=[0.2, math.inf, 0.2]),
         put(classes=["a", "a"]), put(classes=[str(number) for number in range(10**6)]),
         *(put(model=name) for name in (
             "no_such_model", "fasterrcnn_resnet50_fpn", "timm/hf-hub:timm/resnet18.a1_in1k",

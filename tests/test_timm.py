@@ -1,5 +1,6 @@
 """train.model: timm/<name> keeps the promises: the same bytes again, after a resume, on any number of processes."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -7,20 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
+import timm.data
 import torch
+from PIL import Image
 
 from pipeline.base import files
 from pipeline.commands import doctor
 from pipeline.config import model_names, params
 from pipeline.config.params import Run, Train
 from pipeline.data import packed
+from pipeline.engine.parallel import Share
 from pipeline.evaluation import inference
 from pipeline.loader import storage
-from pipeline.models import exported, network, pretrained, timm_models
-from tests.conftest import on_cpu, read_params
+from pipeline.loader.batches import train_batches
+from pipeline.loader.normalization import IMAGENET, Normalization
+from pipeline.loader.storage import ImageStore
+from pipeline.models import description, exported, network, onnx_export, onnx_file, pretrained, timm_models
+from pipeline.training.job import open_dataset
+from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 FURTHER = pytest.mark.nightly("the same for larger models; make test-ci has the smallest one")
+HALF = (0.5, 0.5, 0.5)
+OTHER_MEAN = "timm/test_resnet"  # a small one, with HALF
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
 
 
@@ -57,7 +68,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_any_work(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_path: Path) -> None:
-    """The backbone is the file's. Images are normalized as timm's weights of this model expect them."""
+    """The backbone is the file's."""
     classes = ("a", "b", "c")
     source, target = network.build(model, 5, seed=1), network.build(model, 3, seed=0)
     head: Any = network.head(target)
@@ -69,7 +80,66 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
     assert torch.equal(before, head.weight)
     first = next(iter(target.state_dict()))
     assert torch.equal(target.state_dict()[first], source.state_dict()[first])
-    assert network.normalization(model).mean == ((0.5, 0.5, 0.5) if model == MODELS[2] else (0.485, 0.456, 0.406))
+
+
+@pytest.mark.parametrize(
+    ("model", "mean", "std"),
+    [
+        (MODELS[0], IMAGENET.mean, IMAGENET.std),
+        (MODELS[2], HALF, HALF),
+        ("timm/tf_efficientnet_lite0", HALF, HALF),
+        ("timm/fastvit_mci0", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+        ("timm/dpn68", (124 / 255, 117 / 255, 104 / 255), (1 / (0.0167 * 255),) * 3),
+        ("inception_v3", IMAGENET.mean, IMAGENET.std),
+        ("timm/inception_v3", HALF, HALF),
+    ],
+)
+def test_a_model_has_the_normalization_of_its_weights(
+    model: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Those of timm's default weights, without a look into the network."""
+    assert network.normalization(model) == Normalization(mean, std)  # type: ignore[arg-type]
+
+
+def test_training_sees_the_pixels_as_the_model_wants_them(tmp_path: Path) -> None:
+    """The same pixels, jittered and mixed, for a model with a mean of 0.5 and for one with ImageNet's."""
+    folder, pixels = small_world(tmp_path, train__mixup=0.4, train__color_jitter=0.4), []
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
+    for model in ("resnet18", OTHER_MEAN):
+        config = params.parse(change(read_params(folder / "params.yaml"), train__model=model))
+        dataset, given = open_dataset(config, data, ALONE), network.normalization(model)
+        images = next(train_batches(dataset, config.train, Share(range(1), 1), 0)).images
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (given.mean, given.std))
+        assert dataset.normalization == given
+        pixels.append(images * std + mean)
+    assert (pixels[0] - pixels[1]).abs().max() < 1e-5
+
+
+@pytest.mark.slow("a training; make test compares the images of training")
+def test_a_mean_of_its_own_is_everywhere_the_same(tmp_path: Path) -> None:
+    """A model whose weights want a mean of 0.5: timm with its own transform, ONNX and the pipeline give the same
+    logits for a photo, and validation was computed so, too.
+    """
+    folder = small_world(tmp_path, train__model=OTHER_MEAN, train__epochs=1, train__eval_resize=40, train__eval_crop=40)
+    launch(folder)
+    models = folder / "models"
+    about, config = (json.loads((models / name).read_text()) for name in ("model.json", "config.json"))
+    for content in (about, config["pretrained_cfg"]):
+        assert content["mean"] == content["std"] == [0.5, 0.5, 0.5]
+    check_validation(folder)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)).resize((40, 40))
+    pixels, one = np.array(image), np.zeros(1, np.int64)
+    model = exported.load(models)
+    store, sizes = ImageStore(torch.from_numpy(pixels[None]), ALONE.device), np.full((1, 2), 40, np.int32)
+    ours = inference.predict_logits(model, store, sizes, one, batch_size=1, world=ALONE)
+    timm_data: Any = timm.data
+    theirs: Any = timm.create_model(f"local-dir:{models}", pretrained=True).eval()
+    transform = timm_data.create_transform(**timm_data.resolve_model_data_config(theirs))
+    with torch.inference_mode():
+        assert ours == pytest.approx(theirs(transform(image)[None]).numpy(), abs=1e-5)
+    (models / "model.onnx").write_bytes(onnx_export.content(model, description.load(models), ""))
+    answers = onnx_file.load(models / "model.onnx", 1).log_probabilities(pixels.transpose(2, 0, 1)[None].astype("f4"))
+    assert answers == pytest.approx(inference.log_probabilities(ours), abs=1e-5)
 
 
 @pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
@@ -93,6 +163,11 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     assert launcher.wait(600) == 75, messages(folder)
     assert "going on from step" in launch(folder).stderr
     assert outputs(folder) == outputs(straight)
+    check_validation(folder)
+
+
+def check_validation(folder: Path) -> None:
+    """Fails if the exported model does not give the loss and the accuracy of the last validation."""
     trained_model, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
     images, _ = storage.open_images(data, Run(residency="disk"), ALONE.device)
