@@ -10,8 +10,8 @@ from PIL import Image
 from pipeline.config.params import Fit
 
 BICUBIC = Image.Resampling.BICUBIC
-# The colour of `pad`: the mean of the normalization times 255, rounded, so a model gets nearly 0. It is the same on
-# every machine and for every split, and timm's mode "border" takes it, too. A test compares it with the loader's mean.
+# The colour of `pad`: ImageNet's mean times 255, rounded, so most models get nearly 0. It is the same on every machine,
+# for every split and for every model. A test compares it with the loader's mean.
 PAD_COLOUR = (124, 116, 104)
 
 
