@@ -47,6 +47,7 @@ IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test t
 
 RECORDER = """
     import importlib, json, sys
+    from argparse import Namespace
     from pathlib import Path
     from pipeline.config import params
 
@@ -72,7 +73,8 @@ RECORDER = """
     params.Section.__getattribute__ = note
     for stage in sys.argv[1:]:
         reads.clear()
-        if status := importlib.import_module(f"pipeline.stages.{stage}").main(None):
+        module = "launch" if stage == "features" else stage  # for a head that is trained, no process computes features
+        if status := importlib.import_module(f"pipeline.stages.{module}").main(Namespace(command=stage)):
             sys.exit(status)
         Path(f"{stage}.json").write_text(json.dumps(sorted(reads)))
 """

@@ -211,8 +211,6 @@ PAIRS = (
          "trained, or train.weights: imagenet, or a file"),
     Pair("train.head", "solved", "train.freeze_backbone", False, "only the head is solved",
          "trained, or train.freeze_backbone: true"),
-    Pair("train.head", "solved", "prepare.fit", "none", "with another split the same features would be computed again",
-         "trained, or prepare.fit: crop, squash or pad"),
     *(Pair("train.head", "solved", f"train.{key}", above(0), "there is one feature vector of each image, as it is",
            f"trained, or train.{key}: 0") for key in ("mixup", "cutmix", "erasing", "color_jitter")),
     Pair("train.head", "solved", "train.loss", "focal", "least squares are solved", "trained, or cross_entropy"),

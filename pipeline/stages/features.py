@@ -39,9 +39,6 @@ BATCHES = 64  # of a part
 def run(config: Params) -> None:
     """Run one process; the main process writes the parts and the file. Raises UserError as the checks do."""
     settings, size = config.train, config.evaluate.batch_size
-    if settings.head == "trained":  # so the launcher starts no process, and ends here, too
-        feature_file.write_none(Path(config.paths.features))
-        return
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
     meeting = rendezvous.connect_store(world, config.run.timeout_seconds)

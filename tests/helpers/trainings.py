@@ -101,7 +101,7 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
     folder.mkdir(parents=True, exist_ok=True)
     files.write_csv(folder / "data/split.csv", header, rows)
     with files.atomic_folder(folder / "data/packed") as packing:
-        packed.write(packing, iter(images), count, side, changes.get("prepare__fit", "none"))
+        packed.write(packing, iter(images), count, side)
     link_code(folder)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
     return folder
