@@ -28,7 +28,7 @@ STEPS = 4
 
 def learner() -> Learner:
     config = params.parse(on_cpu(read_params()))
-    return state.make_learner(config, {"a": 1, "b": 1}, ALONE)
+    return state.make_learner(config, state.make_model(config, ("a", "b"), ALONE), {"a": 1, "b": 1}, ALONE)
 
 
 def job(folder: Path) -> Job:

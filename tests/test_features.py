@@ -1,6 +1,7 @@
 """Pretrained weights of the lock; the features of each image once; a head that is solved from them."""
 
 import os
+import shutil
 import signal
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -19,6 +21,7 @@ from pipeline.evaluation.figures import TrainFigures
 from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization
+from tests.conftest import change, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, digests, gone, outputs, small_world, wait_for
@@ -27,6 +30,7 @@ LITE0 = "timm/tf_efficientnet_lite0"
 DAISY = 985  # of ImageNet-1k
 SOLVED: dict[str, Any] = {
     "train__model": LITE0, "train__weights": "imagenet", "train__freeze_backbone": True, "train__head": "solved",
+    "train__temperature": "fitted",
     "train__parallel": "elastic", "evaluate__batch_size": 1, "run__processes": 1,
 }  # fmt: skip
 
@@ -139,3 +143,24 @@ def test_the_exported_network_is_the_solution(whole: Path) -> None:
     train = figures.read(whole / "metrics", TrainFigures)
     assert (log_probs.argmax(1) == labels).mean() == train.val_accuracy
     assert -log_probs[np.arange(len(rows)), labels].mean() == pytest.approx(train.val_loss, abs=1e-4)
+
+
+@pytest.mark.slow("a training with timm after the whole run above; tests/test_options.py has weights of a file")
+def test_a_training_of_all_layers_begins_with_the_solution(whole: Path, tmp_path: Path) -> None:
+    """At a learning rate of almost nothing the head stays the solution; the learning rate of the preset moves it."""
+    solution = weights_of(whole)
+    for rate, differs in ((1e-9, False), (1e-3, True)):
+        folder = tmp_path / str(rate)
+        shutil.copytree(whole, folder, symlinks=True)
+        lines = {"train__freeze_backbone": False, "train__freeze_norm": True, "train__lr": rate, "train__epochs": 1}
+        raw = read_params(folder / "params.yaml")
+        write_params(folder / "params.yaml", change(raw, **lines, train__parallel="single"))
+        run(folder, "train")
+        trained = weights_of(folder)
+        assert torch.equal(trained["bn1.running_mean"], solution["bn1.running_mean"])
+        for name in ("classifier.weight", "conv_stem.weight"):
+            assert torch.allclose(trained[name], solution[name], atol=1e-6) != differs
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "models/model.safetensors")

@@ -144,7 +144,8 @@ def test_the_counts_of_the_training_split_arrive_in_the_loss(loss: str) -> None:
     """A learner has the loss and its weights, the training says them, and without the setting there are none."""
     changes = {"train__loss": loss, "train__class_weights": "balanced", "train__label_smoothing": SMOOTHING}
     config = params.parse(on_cpu(read_params(), **changes))
-    learner = state.make_learner(config, COUNTS, World(0, 0, 1, torch.device("cpu")))
+    world = World(0, 0, 1, torch.device("cpu"))
+    learner = state.make_learner(config, state.make_model(config, tuple(COUNTS), world), COUNTS, world)
     logits = some_logits()
     assert float(learner.criterion(logits, LABELS)) == pytest.approx(formula(loss, logits, LABELS), rel=1e-6)
     (note,) = notes(config.train, COUNTS)

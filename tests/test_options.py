@@ -16,6 +16,7 @@ from pipeline.base import files
 from pipeline.config import machine, params
 from pipeline.config.params import Params, Residency, Run
 from pipeline.data import packed
+from pipeline.engine import temperature
 from pipeline.engine.parallel import Share
 from pipeline.engine.precision import allow_tf32
 from pipeline.engine.world import World
@@ -41,6 +42,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "averaged": {"lr": 0.02, "ema_decay": 0.5, "export": "ema"},
     "recomputed": {"lr": 0.02, "gradient_checkpointing": True},
     "frozen": {"freeze_backbone": True},
+    "frozen_norm": {"freeze_norm": True, "lr": 0.01, "weights": "data/pretrained/mine.pth"},
+    "calibrated": {"lr": 0.02, "temperature": "fitted"},
     "from_pth": {**OWN_WEIGHTS, "weights": "data/pretrained/mine.pth"},
     "from_safetensors": {**OWN_WEIGHTS, "weights": "data/pretrained/mine.safetensors"},
     "constant": {"schedule": "constant", "lr": 0.0625, "warmup_epochs": 1.0},
@@ -157,6 +160,31 @@ def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:
     first, last = network.export_state(network.build("shufflenet_v2_x0_5", 3, seed=0)), weights_of(runs["frozen"])
     assert same_backbone(first, last)
     assert not torch.equal(first["fc.weight"], last["fc.weight"])
+
+
+def test_frozen_statistics_stay_while_the_weights_are_trained(runs: dict[str, Path]) -> None:
+    """BatchNorm keeps the statistics of the file, and its weights do not stay."""
+    first, last = network.export_state(another_model()), weights_of(runs["frozen_norm"])
+    statistics = [name for name in first if name.endswith(("running_mean", "running_var"))]
+    assert statistics
+    assert all(torch.equal(first[name], last[name]) for name in statistics)
+    assert not any(torch.equal(first[name], last[name]) for name in ("conv1.0.weight", "conv1.1.weight"))
+
+
+def test_a_temperature_changes_the_head_by_one_factor(runs: dict[str, Path]) -> None:
+    """It is the one that fits the validation images; the backbone stays, and the history is that of the training."""
+    plain, calibrated = weights_of(runs["plain"]), weights_of(runs["calibrated"])
+    data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
+    rows = data.rows("val")
+    image_store, _ = storage.open_images(data, Run(), ALONE.device)
+    model_ = exported.load(runs["plain"] / "models")
+    logits = inference.predict_logits(model_, image_store, data.sizes, rows, batch_size=64, world=ALONE)
+    factor = temperature.factor(logits, data.labels[rows])
+    assert factor != 1
+    assert same_backbone(plain, calibrated)
+    for name in ("fc.weight", "fc.bias"):
+        assert torch.equal(plain[name] * factor, calibrated[name])
+    assert history(runs["plain"], "val_loss") == history(runs["calibrated"], "val_loss")
 
 
 @pytest.mark.parametrize("name", ["from_pth", "from_safetensors"])

@@ -63,7 +63,7 @@ def test_apex_is_the_committed_default() -> None:
 
 def test_few_images_get_smaller_batches_and_more_epochs() -> None:
     """An epoch has at least ten steps, the learning rate falls with the batch, and the steps of all epochs remain."""
-    many, few = (presets.changes("good", MACHINES["one core"], images) for images in (588, 90))
+    many, few = (presets.changes("scratch", MACHINES["one core"], images) for images in (588, 90))
     assert (many["train.batch_size"], few["train.batch_size"]) == (16, 8)
     assert few["train.lr"] == many["train.lr"] / 2
     assert few["train.epochs"] > 2 * many["train.epochs"]
@@ -75,6 +75,14 @@ def test_very_few_images_are_at_least_two_batches(images: int) -> None:
     """The data set is counted before images are refused, so a batch is well below the number of training images."""
     for name, machine in product(NAMES, MACHINES.values()):
         assert 2 * presets.changes(name, machine, images)["train.batch_size"] <= images
+
+
+def test_a_tutorial_has_sixteen_images_on_each_gpu() -> None:
+    """The learning rate follows, and BatchNorm is over all of them; on one device there is nothing to synchronize."""
+    one, eight = (presets.changes("tutorial", MACHINES[here], 3_000) for here in ("one core", "eight GPUs with Apex"))
+    keys = ("train.batch_size", "run.processes", "train.lr", "train.sync_bn")
+    assert [one[key] for key in keys] == [16, 1, 0.001, "none"]
+    assert [eight[key] for key in keys] == [128, 8, 0.008, "torch"]
 
 
 def test_modern_is_apex_with_other_means() -> None:
@@ -94,7 +102,7 @@ def test_one_gpu_has_graphs_unless_something_refuses_them() -> None:
     def with_graphs(machine: Machine) -> set[str]:
         return {name for name in NAMES if presets.changes(name, machine, 3_000)["train.cuda_graphs"]}
 
-    assert with_graphs(one) == {"scratch", "good", "best", "fast"}
-    assert with_graphs(replace(one, compiler=False)) == {"scratch", "good", "best", "fast", "modern"}
+    assert with_graphs(one) == {"scratch", "good", "best", "tutorial", "fast"}
+    assert with_graphs(replace(one, compiler=False)) == {"scratch", "good", "best", "tutorial", "fast", "modern"}
     assert with_graphs(several) == {"fast"}  # on one of them
     assert with_graphs(MACHINES["many cores"]) <= {"modern", "fast"}  # which need a GPU

@@ -97,7 +97,8 @@ def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:
     """Nobody could go on from it. Delayed values do not show it yet when a checkpoint is due."""
     config = params.parse(on_cpu(read_params()))
     job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
-    learner, totals = state.make_learner(config, {"a": 1, "b": 1}, ALONE), Totals.zero(ALONE.device, 1)
+    model = state.make_model(config, ("a", "b"), ALONE)
+    learner, totals = state.make_learner(config, model, {"a": 1, "b": 1}, ALONE), Totals.zero(ALONE.device, 1)
     totals.broken_step.fill_(3)
     with refuses(("train.lr", "value")):
         save_checkpoint(job, learner, totals, state.Progress(step=4))

@@ -19,6 +19,7 @@ from tests.helpers.refusals import check_form
 
 # Values of the keys that no pair of CHOICES has: each row of the rules finds some for all of its keys.
 VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
+    "train.freeze_norm": (True,), "train.temperature": ("none",),
     "train.head": ("solved",), "train.erasing": (0.5,), "train.color_jitter": (0.5,),
     "train.device": ("cuda", "cpu"), "train.arithmetic": ("portable",), "train.deterministic": (True, False),
     "train.cuda_graphs": (True,), "train.model": ("timm/resnet18", "vgg11", "vit_b_16"), "train.crop": (16,),

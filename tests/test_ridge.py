@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.engine import ridge
+from pipeline.engine import ridge, temperature
 
 L2 = 0.5
 
@@ -54,7 +54,7 @@ def test_the_equations_are_solved() -> None:
 PROGRAM = """
 import hashlib, sys
 from tests.test_ridge import L2, drawn
-from pipeline.engine import ridge
+from pipeline.engine import ridge, temperature
 import numpy as np
 head = ridge.solve(*drawn(500, 150), np.array([1.0, 0.3, 2.0, 1.0]), L2)
 print(hashlib.sha256(head.weight.tobytes() + head.bias.tobytes()).hexdigest())
@@ -87,23 +87,20 @@ def test_the_temperature_is_the_best_one(scale: float) -> None:
     features, labels = drawn(400)
     noisy = np.where(np.arange(400) % 9 == 0, (labels + 1) % 4, labels)
     head = ridge.solve(features, labels, np.ones(4), L2).sharper(scale)
-    calibrated = ridge.calibrated(head, features, noisy)
-    factor = float((calibrated.bias / head.bias)[0])
     logits = head.logits(features)
+    factor = temperature.factor(logits, noisy)
     targets = np.full((400, 4), 1 / 402 / 3)
     targets[np.arange(400), noisy] = 401 / 402
 
     def loss(octave: float) -> float:
-        return float(-(targets * ridge.log_softmax(logits * 2**octave)).sum())
+        return float(-(targets * temperature.log_softmax(logits * 2**octave)).sum())
 
     best = minimize_scalar(loss, bounds=(-10, 10), method="bounded").x
-    assert abs(np.log2(factor) - best) <= 0.51 / ridge.OCTAVE
-    assert (calibrated.logits(features).argmax(1) == logits.argmax(1)).all()
+    assert abs(np.log2(factor) - best) <= 0.51 / temperature.OCTAVE
+    assert (head.sharper(factor).logits(features).argmax(1) == logits.argmax(1)).all()
 
 
 def test_few_images_that_are_all_right_make_no_probability_one() -> None:
     """With three validation images no answer is surer than four of five."""
-    head = ridge.Head(np.eye(3), np.zeros(3))
-    images = np.eye(3, dtype=np.float32)
-    log_probs = ridge.log_softmax(ridge.calibrated(head, images, np.arange(3)).logits(images))
+    log_probs = temperature.log_softmax(np.eye(3) * temperature.factor(np.eye(3), np.arange(3)))
     assert np.exp(log_probs.max(1)) == pytest.approx([0.8] * 3, abs=0.01)

@@ -140,8 +140,8 @@ def test_without_photos_there_are_times_and_no_question(
     monkeypatch.setattr(sys, "stdin", Terminal("g\n"))
     assert start.start("", "") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert requests == 4 * [(3670, 5)]
-    assert sum("about 3.5 hours" in line for line in lines) == 4
+    assert requests == 5 * [(3670, 5)]
+    assert sum("about 3.5 hours" in line for line in lines) == 5
     table = [line for line in lines if line.partition(" ")[0] in presets.NAMES]
     assert len(table) == len(presets.NAMES)
     assert max(map(len, table)) <= 80
@@ -158,7 +158,7 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     monkeypatch.setattr(start, "offer", lambda now: None)
     monkeypatch.setattr(sys, "stdin", Terminal("a\napex\n\n"))
     assert start.start("", "") == 0
-    assert capsys.readouterr().out.count("q: quick, s: scratch, g: good, b: best; ") == 3
+    assert capsys.readouterr().out.count("q: quick, g: good, b: best, s: scratch, t: tutorial; ") == 3
     with refuses(("preset", "machine")):
         start.start("apex", "")
     assert params.FILE.read_bytes() == before

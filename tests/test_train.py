@@ -133,7 +133,7 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     """
     config = params.parse(on_cpu(read_params(), train__export="best"))
     job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
-    learner = state.make_learner(config, {"a": 1, "b": 1}, ALONE)
+    learner = state.make_learner(config, state.make_model(config, ("a", "b"), ALONE), {"a": 1, "b": 1}, ALONE)
     totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     losses = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])
     predictions = torch.tensor([0, 1])

@@ -27,7 +27,7 @@ from pipeline.loader.batches import train_batches
 from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.training import schedule
-from pipeline.training.state import make_learner
+from pipeline.training.state import make_learner, make_model
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Trainer:
     def of(cls, ready: Ready) -> "Trainer":
         """The learner and the wrapper that `train.train` makes, for one process."""
         settings, world = ready.config.train, ready.world
-        learner = make_learner(ready.config, ready.dataset.packed.counts("train"), world)
+        counts = ready.dataset.packed.counts("train")
+        learner = make_learner(ready.config, make_model(ready.config, tuple(counts), world), counts, world)
         parts = settings.accumulation_steps
         parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, parts)
         rates = schedule.learning_rates(settings, ready.rows)

@@ -140,7 +140,7 @@ def offer(now: Situation) -> None:
     print("preset   model                  pixels  epochs a run takes here")
     for name in NAMES:
         new = values(name, now)
-        epochs = "none" if new["train.head"] == "solved" else new["train.epochs"]
+        epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]
         columns = new["train.model"].removeprefix(TIMM), new["train.crop"], epochs
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))

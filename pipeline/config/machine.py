@@ -35,6 +35,7 @@ class Machine:
     cuda_of_torch: int = 0  # the major version of CUDA that the installed torch was built for; 0 for a CPU build
     slurm_step: bool = False  # whether srun started this process; if not, it may run on a login node without a GPU
     cores: int = 1  # of the whole machine; Slurm may allow a process fewer
+    physical_cores: int = 1  # `cores`, with the threads of one core (SMT) counted once
     missing_cpu_features: tuple[str, ...] = ()  # instruction sets for train.arithmetic: portable that the CPU lacks
     project: str = ""  # the absolute path of the project's folder; empty if it does not matter
     stale_files: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
@@ -53,10 +54,17 @@ def read() -> Machine:
         cuda_of_torch=_cuda_of_torch(),
         slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
+        physical_cores=_physical_cores(),
         missing_cpu_features=missing_cpu_features(),
         project=str(Path.cwd()),
         stale_files=stale_files(BUILT_FROM, PROJECT),
     )
+
+
+def _physical_cores() -> int:
+    """The cores of the whole machine, each once. Linux lists the threads of each; without the list it is one thread."""
+    lists = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
+    return len({path.read_text() for path in lists}) or os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -158,11 +158,13 @@ class Train(Section):
     model: Annotated[str, Field(max_length=100)] = "resnet34"
     weights: Annotated[str, Field(pattern=WEIGHTS, max_length=LONGEST_PATH)] = "none"
     freeze_backbone: bool = False
+    freeze_norm: bool = False
     head: Literal["trained", "solved"] = "trained"
     head_l2: Factor = 0.5
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     class_weights: Literal["none", "balanced"] = "none"
+    temperature: Literal["none", "fitted"] = "none"
     export: Literal["last", "best", "ema"] = "last"
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Seed = 0
@@ -208,6 +210,11 @@ class Train(Section):
     compile: bool = False
     cuda_graphs: bool = False
     gradient_checkpointing: bool = False
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether gradients train anything. A solved head on a frozen backbone is final."""
+        return self.head == "trained" or not self.freeze_backbone
 
 
 class Evaluate(Section):

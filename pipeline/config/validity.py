@@ -146,7 +146,7 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
 
 def _parts(train: Train, run: Run) -> Iterator[Fault]:
     """Batches that cannot be divided over processes, parts or shards. A head that is solved needs none."""
-    if train.head == "solved":
+    if not train.has_steps:
         return
     batch, shards, parts = train.batch_size, train.shards, run.processes * train.accumulation_steps
     if train.parallel != "elastic" and batch % parts:

@@ -1,4 +1,4 @@
-"""A linear head, solved: ridge regression on standardized features, and one temperature for its probabilities.
+"""A linear head, solved: ridge regression on standardized features.
 
 On photos of flowers it is as accurate as logistic regression (docs/presets.md), and it needs only + − × ÷ √, which IEEE
 754 defines. So the bits of `solve` depend neither on the CPU nor on threads: standardized features are rounded to whole
@@ -17,7 +17,6 @@ LARGEST = (
 )  # and at most so large: a sum of products of 2**29 images is below 2**53, which float64 adds exactly
 AT_ONCE = 4096  # images whose features are in memory as float64
 STRIP = 128  # rows that are updated together: their numbers stay in the cache of the CPU
-OCTAVE, OCTAVES = 32, 10  # temperatures that are tried: 2**(k / OCTAVE), over so many octaves in both directions
 
 Floats = NDArray[np.float64]
 
@@ -97,37 +96,3 @@ def solve_symmetric(matrix: Floats, right: Floats) -> Floats:
         right[i] /= matrix[i, i]
         right[:i] -= np.multiply.outer(matrix[:i, i], right[i])
     return right
-
-
-def calibrated(head: Head, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Head:
-    """The head with the temperature that fits the probabilities to validation images: features [n, d], labels [n].
-
-    It has the least cross entropy of all temperatures that are tried. As in [Platt 1999], a target is not quite 1, but
-    (n + 1) / (n + 2): of a few images that are all right, no probability becomes 1. The cross entropy is convex in the
-    factor of the logits, so the least one is found by halving the range.
-    """
-    logits = head.logits(features)
-    count, classes = logits.shape
-    targets = np.full((count, classes), 1 / (count + 2) / max(classes - 1, 1))
-    targets[np.arange(count), labels] = (count + 1) / (count + 2)
-
-    def loss(step: int) -> float:
-        return float(-(targets * log_softmax(logits * factor(step))).sum())
-
-    low, high = -OCTAVE * OCTAVES, OCTAVE * OCTAVES
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if loss(middle) <= loss(middle + 1) else (middle + 1, high)
-    return head.sharper(factor(low))
-
-
-def factor(step: int) -> float:
-    """The factor of the logits at a step of the range."""
-    return float(2.0 ** (step / OCTAVE))
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """The log-probabilities [n, K] of logits [n, K]."""
-    shifted = logits - logits.max(1, keepdims=True)
-    result: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return result

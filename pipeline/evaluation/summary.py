@@ -105,7 +105,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
         ("", ""),
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),
-        ("curves of the training", f"tensorboard --logdir {paths.runs}"),
+        *([("curves of the training", f"tensorboard --logdir {paths.runs}")] if has_curves(folder) else []),
         ("classify an image", "perennial predict IMAGE"),
         (
             "keep this result",
@@ -115,6 +115,12 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
     if has_report:
         rows += [("", ""), ("the report", f"{paths.reports}/index.html: all of this and more, for a browser")]
     return "\n".join(f"{name:<24} {value}".rstrip() for name, value in rows)
+
+
+def has_curves(metrics: Path) -> bool:
+    """Whether the training had steps: a head that is solved has none."""
+    table = metrics / figures.HISTORY
+    return not table.is_file() or any(row["step"] != "0" for row in files.read_csv(table))
 
 
 def no_better_than_constant(accuracy: float, test_images: Sequence[int]) -> str:

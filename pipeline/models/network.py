@@ -67,6 +67,13 @@ def head(net: nn.Module) -> nn.Module:
     return timm_models.head(net) or [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
 
 
+def head_name(net: nn.Module) -> str:
+    """The name of the head among the model's modules."""
+    last = head(net)
+    name: str = next(name for name, module in net.named_modules() if module is last)
+    return name
+
+
 def without_head(net: nn.Module, name: str) -> nn.Module:
     """The model without its head, in evaluation mode: it maps images [n, 3, h, w] to features [n, d].
 
@@ -76,7 +83,7 @@ def without_head(net: nn.Module, name: str) -> nn.Module:
     if not isinstance(last, nn.Linear):
         reason = f"the head of train.model: {name!r} is no linear layer, but {type(last).__name__}"
         raise UserError(Fault("train.head", "solved", "pair", reason, "trained, or another model"))
-    net.set_submodule(next(name for name, module in net.named_modules() if module is last), nn.Identity())
+    net.set_submodule(head_name(net), nn.Identity())
     return net.eval()
 
 
@@ -109,10 +116,28 @@ def freeze_backbone(net: nn.Module) -> None:
     last = head(net)
     for module in net.modules():
         if last not in module.modules():
-            module.eval()
-            module.train = MethodType(_ignore_mode, module)  # type: ignore[method-assign]
+            _freeze_mode(module)
     net.requires_grad_(False)
     last.requires_grad_(True)
+
+
+def freeze_norm(net: nn.Module, name: str) -> None:
+    """Let BatchNorm keep its statistics; its weights are trained. Call it before the model is wrapped.
+
+    Raises UserError if the model `name` has no BatchNorm.
+    """
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    if not norms:
+        reason = f"it does nothing for train.model: {name!r}, which has no BatchNorm"
+        raise UserError(Fault("train.freeze_norm", "true", "pair", reason, "false, or another model"))
+    for module in norms:
+        _freeze_mode(module)
+
+
+def _freeze_mode(module: nn.Module) -> None:
+    """Keep a module in evaluation mode."""
+    module.eval()
+    module.train = MethodType(_ignore_mode, module)  # type: ignore[method-assign]
 
 
 def _ignore_mode(module: nn.Module, mode: bool = True) -> nn.Module:

@@ -137,10 +137,10 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     count = survey.parts(config.split)
     steps = sampler.steps(train.epochs, count["train"], train.batch_size)
     validation = _computed_images(count["val"], config) * times.validation
-    if train.head == "solved":
+    if train.head == "solved":  # its features
         features = _computed_images(survey.images, config) * times.validation
         yield Part("features", features, f"images: {survey.images:,} of {1000 * times.validation:.2g} ms")
-    else:
+    if train.has_steps:
         yield Part(
             "train",
             times.first_step + steps * times.step + train.epochs * validation,

@@ -5,12 +5,12 @@ keys, so no value of another preset remains.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.machine import Machine
 
-NAMES = ("quick", "scratch", "good", "best", "modern", "fast", "apex")
+NAMES = ("quick", "good", "best", "scratch", "tutorial", "modern", "fast", "apex")
 RECOMMENDED = "quick"
 MOST_THREADS = 8  # more compute threads do not make such small models faster
 BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU with bf16
@@ -19,6 +19,21 @@ SMALLEST = 8  # the least images in the batch of a process: BatchNorm needs seve
 MANY = 3000  # training images, if the number is not known
 
 Values = dict[str, Any]  # dotted key → value
+
+# Where a training starts, and what it trains.
+RANDOM: Values = {
+    "prepare.fit": "none",
+    "train.weights": "none",
+    "train.freeze_backbone": False,
+    "train.freeze_norm": False,
+    "train.head": "trained",
+    "train.temperature": "none",
+}
+CALIBRATED = RANDOM | {"train.temperature": "fitted"}
+HEAD = CALIBRATED | {
+    "prepare.fit": "crop", "train.weights": "imagenet", "train.freeze_backbone": True, "train.head": "solved",
+}  # fmt: skip
+WHOLE = HEAD | {"train.freeze_backbone": False, "train.freeze_norm": True}
 
 
 @dataclass(frozen=True)
@@ -31,29 +46,47 @@ class Recipe:
     lr: float  # for `batch`; a smaller batch gets proportionally less
     steps: int  # with fewer images, an epoch has fewer steps, and there are more epochs
     epochs: tuple[int, int]  # fewest and most
+    start: Values
     mixup: float = 0.0
     crop_scale: tuple[float, float] = (0.35, 1.0)
     crop_from: int = 0  # side of the training crops in the first epochs; 0: `size` in all of them
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0005
+    ema_decay: float = 0.0  # above 0, the average is exported
+    warmup_epochs: float = 2
+    final_lr: float = 0.0
+    label_smoothing: float = 0.1
+
+    @property
+    def is_pretrained(self) -> bool:
+        return bool(self.start["train.head"] == "solved")
 
 
-FEATURES = Recipe("timm/tf_efficientnet_lite0", 224, 16, 0.02, 0, (1, 1))  # its head is solved: no steps
+LITE0 = "timm/tf_efficientnet_lite0"
+FEATURES = Recipe(LITE0, 224, 16, 0.02, 0, (1, 1), HEAD)  # no steps
+GOOD = Recipe(
+    LITE0, 192, 16, 0.0001, 0, (4, 4), WHOLE, optimizer="adamw", weight_decay=0.05, ema_decay=0.99, warmup_epochs=0.5
+)
+BEST = replace(GOOD, size=224, epochs=(12, 12), mixup=0.2)
+TUTORIAL = Recipe(
+    "resnet34", 224, 16, 0.001, 0, (30, 30), RANDOM | {"train.weights": "imagenet"}, crop_scale=(0.08, 1.0),
+    warmup_epochs=0, final_lr=0.1, weight_decay=0.005, label_smoothing=0.0,
+)  # fmt: skip
 CPU = {
     "quick": FEATURES,
-    "scratch": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60)),
-    "good": Recipe("resnet18", 96, 16, 0.02, 1800, (20, 120), mixup=0.2),
-    "best": Recipe("resnet18", 128, 16, 0.02, 4500, (60, 300), mixup=0.2),
+    "good": GOOD,
+    "best": BEST,
+    "scratch": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60), CALIBRATED),
+    "tutorial": TUTORIAL,
 }
-GPU = {
-    "quick": FEATURES,
-    "scratch": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60)),
-    "good": Recipe("resnet34", 224, 64, 0.05, 6000, (30, 200), mixup=0.2),
-    "best": Recipe("resnet50", 224, 64, 0.05, 20000, (90, 400), mixup=0.2),
+GPU = CPU | {
+    "scratch": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60), CALIBRATED),
     # The committed default.
-    "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), crop_scale=(0.08, 1.0)),
+    "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), RANDOM, crop_scale=(0.08, 1.0)),
     # The same task as `apex`, with what torch and GPUs have now. docs/presets.md has the reason of each line.
-    "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), crop_scale=(0.25, 1.0)),
+    "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), RANDOM, crop_scale=(0.25, 1.0)),
     # A validation accuracy of 0.81 on flower_photos within 10 s on one GPU (docs/presets.md has what was measured).
-    "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), crop_from=96),
+    "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), RANDOM, crop_from=96),
 }
 
 
@@ -71,17 +104,24 @@ def changes(name: str, machine: Machine, images: int) -> Values:
     """The params of the preset `name` for this number of training images; 0: not known, MANY are assumed."""
     on_gpu = name not in CPU or machine.cuda_devices > 0
     recipe, image_count = (GPU if on_gpu else CPU)[name], images or MANY
-    solved = recipe is FEATURES
     # A CPU gets one process: with several, each would have too few images of a small batch for BatchNorm. So does
     # `fast`: its steps are so short that several processes would mostly wait for each other. Features need one.
-    batch, processes = _batch(recipe, image_count, 1 if name == "fast" or solved else machine.cuda_devices)
-    values = _training(recipe, image_count, batch) | _start(solved)
+    devices = 1 if name in ("quick", "fast") else max(1, machine.cuda_devices)
+    batch, processes = _batch(recipe, image_count, devices)
+    if name == "tutorial":  # its batch is that of each process
+        processes = max(1, min(devices, image_count // (2 * SMALLEST)))
+        batch = _batch(recipe, image_count // processes, 1)[0] * processes
+    values = _training(recipe, image_count, batch) | recipe.start
     if name == "apex":
         return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
     values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
-    if solved:
-        values |= {"train.precision": "fp32", "train.cuda_graphs": False, "train.memory_format": "channels_last"}
-        values |= {"prepare.size": 256, "train.eval_resize": 256}  # the pixels of the centre are not resized again
+    if recipe.is_pretrained:
+        values |= {"prepare.size": 256, "train.eval_resize": 256, "train.eval_crop": 224}
+        values |= {"train.memory_format": "channels_last"}
+    if name == "quick":
+        values |= {"train.precision": "fp32", "train.cuda_graphs": False}
+    if name == "tutorial" and processes > 1:
+        values |= {"train.sync_bn": "torch"}
     if name == "modern":
         graphs = processes == 1 and not machine.compiler
         values |= {"train.precision": "bf16", "train.compile": machine.compiler, "train.cuda_graphs": graphs}
@@ -130,27 +170,22 @@ def _training(recipe: Recipe, images: int, batch: int) -> Values:
         "train.epochs": min(high, max(low, math.ceil(recipe.steps * batch / images))),
         "train.batch_size": batch,
         "train.accumulation_steps": 1,
-        "train.optimizer": "sgd",
+        "train.optimizer": recipe.optimizer,
         "train.lr": float(f"{recipe.lr * batch / recipe.batch:.2g}"),
         "train.reference_batch": 0,
         "train.schedule": "cosine",
-        "train.warmup_epochs": 2,
-    }
-
-
-def _start(solved: bool) -> Values:
-    """Where a training starts: pretrained features and a head that is solved, or random weights."""
-    return {
-        "prepare.fit": "crop" if solved else "none",
-        "train.weights": "imagenet" if solved else "none",
-        "train.freeze_backbone": solved,
-        "train.head": "solved" if solved else "trained",
+        "train.weight_decay": recipe.weight_decay,
+        "train.label_smoothing": recipe.label_smoothing,
+        "train.ema_decay": recipe.ema_decay,
+        "train.export": "ema" if recipe.ema_decay else "last",
+        "train.warmup_epochs": recipe.warmup_epochs,
+        "train.final_lr": recipe.final_lr,
     }
 
 
 def _cpu(machine: Machine) -> Values:
-    """One process. Most CPUs count each core twice (SMT); a second compute thread on a core only waits."""
-    return _ways("cpu", "fp32", "single", 1) | {"train.threads": max(1, min(machine.cores // 2, MOST_THREADS))}
+    """One process, with one compute thread on each core: a second one on the same core (SMT) only waits."""
+    return _ways("cpu", "fp32", "single", 1) | {"train.threads": min(machine.physical_cores, MOST_THREADS)}
 
 
 def _gpu(machine: Machine, processes: int) -> Values:

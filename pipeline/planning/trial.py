@@ -32,7 +32,7 @@ from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.models import network
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
-from pipeline.training.state import make_learner, microbatch_count
+from pipeline.training.state import make_learner, make_model, microbatch_count
 
 ENOUGH_SECONDS = 4.0  # no more steps after this time
 WARM_UP_STEPS, MOST_STEPS = 2, 40  # the first step also compiles and allocates
@@ -64,7 +64,7 @@ def trial(config: Params, classes: int) -> dict[str, float]:
     with distributed.join(world, config.run.timeout_seconds, settings.backend):
         dataset = random_data(config, classes, world.device)
         counts = dict.fromkeys(dataset.packed.classes, 1)  # a batch may lack a class, which train.class_weights refuses
-        learner = make_learner(config, counts, world)
+        learner = make_learner(config, make_model(config, tuple(counts), world), counts, world)
         start = time.time() - psutil.Process().create_time()
         seconds = step_seconds(config, learner, dataset, world)
         per_image = validation_seconds(config, learner, dataset)

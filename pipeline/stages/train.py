@@ -13,28 +13,30 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping
 from pipeline.engine.choices import PARALLELS
-from pipeline.engine.loop import Batch, Totals
+from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
-from pipeline.training import claim, monitor, results, schedule, solved
+from pipeline.training import calibration, claim, monitor, results, schedule, solved
 from pipeline.training.chain import Digest
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
 from pipeline.training.readout import Readout
 from pipeline.training.resume import keep_state, resume, save_checkpoint
-from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
+from pipeline.training.state import Progress, export_weights, make_learner, make_model, microbatch_count
 from pipeline.training.validation import end_epoch
 
+Weights = dict[str, Tensor]
 
-def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
+
+def train(job: Job) -> tuple[Weights, Progress, int]:
     """Train from the newest checkpoint, or from the beginning.
 
     Returns the weights to export, the progress at the end, and the number of steps taken by this process.
@@ -42,9 +44,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     stop, and have saved.
     """
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
-    learner = make_learner(job.config, job.dataset.packed.counts("train"), world)
-    if world.is_main:
-        print(*(f"train: {line}" for line in training_facts(job, learner.model)), sep="\n", file=sys.stderr)
+    learner = first_learner(job)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
@@ -99,7 +99,24 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             )
         display.finish(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
-    return final, progress, progress.step - first_step
+    return TEMPERATURES[settings.temperature](job, final), progress, progress.step - first_step
+
+
+# train.temperature → the weights of a trained model as they are exported
+TEMPERATURES: dict[str, Callable[[Job, Weights], Weights]] = {
+    "none": lambda job, weights: weights,
+    "fitted": calibration.fold_in,
+}
+
+
+def first_learner(job: Job) -> Learner:
+    """The learner before the first step. Says what will be trained."""
+    counts = job.dataset.packed.counts("train")
+    model = make_model(job.config, tuple(counts), job.world)
+    if job.world.is_main:
+        print(*(f"train: {line}" for line in training_facts(job, model)), sep="\n", file=sys.stderr)
+    BEGINNINGS[job.config.train.head](job, model)
+    return make_learner(job.config, model, counts, job.world)
 
 
 def until(is_over: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -109,7 +126,8 @@ def until(is_over: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Bat
         yield batch
 
 
-HEADS = {"trained": train, "solved": solved.solve}  # train.head → the training
+# train.head → what the head of a model is before the first step
+BEGINNINGS: dict[str, Callable[[Job, nn.Module], None]] = {"trained": lambda job, model: None, "solved": solved.begin}
 
 
 def run(config: Params) -> None:
@@ -130,7 +148,7 @@ def run(config: Params) -> None:
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, this_run, claim.read(world.is_main))
-        weights, progress, steps = HEADS[settings.head](job)
+        weights, progress, steps = (train if settings.has_steps else solved.solve)(job)
         if world.is_main:
             if note := early_stop_note(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)

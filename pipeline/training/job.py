@@ -45,7 +45,7 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Ru
     """
     data = packed.open_for(config, world.local_rank == 0)  # the other processes of a node end with this one
     rows = len(data.rows("train"))
-    if config.train.head == "trained" and config.train.batch_size > rows:
+    if config.train.has_steps and config.train.batch_size > rows:
         reason = f"more than the training images ({rows})"
         raise UserError(Fault("train.batch_size", str(config.train.batch_size), "pair", reason, f"1 to {rows}"))
     parts = identity.training_parts(config, data.digest)

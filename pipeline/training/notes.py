@@ -30,7 +30,7 @@ def training_facts(job: Job, model: nn.Module) -> list[str]:
     length = (
         f"{per_epoch} per epoch × {settings.epochs} epochs = {at_most}{steps:,}; {settings.batch_size} images per step"
     )
-    if settings.head == "solved":
+    if not settings.has_steps:
         sides = f"{settings.eval_crop} × {settings.eval_crop}"
         length = "none (train.head: solved): epochs, learning rate, batch and random crops are not used"
     return [

@@ -25,10 +25,8 @@ def exported_row(config: Params, progress: Progress) -> dict[str, Any]:
 def summary(config: Params, progress: Progress) -> str:
     """The sentence printed at the end of a training: the accuracy of the model, and the folders."""
     row = exported_row(config, progress)
-    return (
-        f"done; the model is in {config.paths.models}/ (validation accuracy {row['val_accuracy']:.4f}); "
-        f"curves: tensorboard --logdir {config.paths.runs}"
-    )
+    curves = f"; curves: tensorboard --logdir {config.paths.runs}" if config.train.has_steps else ""
+    return f"done; the model is in {config.paths.models}/ (validation accuracy {row['val_accuracy']:.4f}){curves}"
 
 
 def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], progress: Progress) -> None:

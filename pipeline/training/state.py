@@ -31,14 +31,13 @@ class Progress:
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of `schedule.best_epoch`, with `export: best`
 
 
-def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Learner:
-    """The model as it begins, its optimizer and the rest, made in the order that Apex needs.
+def make_learner(config: Params, model: nn.Module, counts: Mapping[str, int], world: World) -> Learner:
+    """The model of `make_model`, its optimizer and the rest, made in the order that Apex needs.
 
     `counts`: the training images of every class.
     """
     settings = config.train
     weights = CLASS_WEIGHTS[settings.class_weights](counts)
-    model = make_model(config, tuple(counts), world)
     groups = network.parameter_groups(
         model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
     )
@@ -72,6 +71,8 @@ def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Mod
             print(f"train: {message}", file=sys.stderr)
     if settings.freeze_backbone:
         network.freeze_backbone(model)
+    if settings.freeze_norm:
+        network.freeze_norm(model, settings.model)
     if settings.gradient_checkpointing:
         network.checkpoint_blocks(model, settings.model)
     memory_format = MEMORY_FORMATS[settings.memory_format]

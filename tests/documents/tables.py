@@ -49,6 +49,7 @@ def recipes(of: Mapping[str, Recipe]) -> str:
                 f"`{name}`", recipe.model, ", ".join(map(str, sides)), *(
                     (recipe.batch, recipe.lr, f"{recipe.steps:,}", f"{recipe.epochs[0]} to {recipe.epochs[1]}")
                     if recipe.steps else ("–", "–", "none: the head is solved", "–")
+                    if recipe.start["train.freeze_backbone"] else (recipe.batch, recipe.lr, "–", recipe.epochs[0])
                 ), recipe.mixup or "–",
             )
         )  # fmt: skip
