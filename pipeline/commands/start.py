@@ -137,15 +137,15 @@ def offer(now: Situation) -> None:
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")
-    print("preset   model                  epochs accuracy a run takes here")
+    print("preset   model                 epochs right  a run takes here")
     for name in NAMES:
         new = values(name, now)
         epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]
         columns = new["train.model"].removeprefix(TIMM), epochs, presets.ACCURACY.get(name, "–")
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
-        print("{:<9}{:<23}{:<7}{:<9}{}".format(name, *columns, time), flush=True)
-    print("accuracy: of all flower_photos, each photo tested by a model that has not seen it; –: not measured")
+        print("{:<9}{:<22}{:<7}{:<7}{}".format(name, *columns, time), flush=True)
+    print("right: the share of flower_photos, each photo tested by a model that never saw it; –: not measured")
 
 
 def ask(now: Situation, photos: str) -> str:

@@ -12,7 +12,7 @@ from pipeline.config.machine import Machine
 
 NAMES = ("quick", "good", "best", "scratch", "tutorial", "modern", "fast", "apex")
 RECOMMENDED = "quick"
-# Preset → test accuracy in five folds of all 3,666 photos of flower_photos; docs/presets.md has intervals, and commands.
+# Preset → test accuracy in five folds of flower_photos (3,666 photos); docs/presets.md has the intervals.
 ACCURACY = {"quick": "0.913"}
 MOST_THREADS = 8  # more compute threads do not make such small models faster
 BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU with bf16
