@@ -68,7 +68,7 @@ class Recipe:
 LITE0 = "timm/tf_efficientnet_lite0"
 FEATURES = Recipe(LITE0, 224, 16, 0.02, 0, (1, 1), HEAD)  # no steps
 GOOD = Recipe(
-    LITE0, 192, 16, 0.0001, 0, (4, 4), WHOLE, optimizer="adamw", weight_decay=0.05, ema_decay=0.99, warmup_epochs=0.5
+    LITE0, 192, 16, 0.0003, 0, (4, 4), WHOLE, optimizer="adamw", weight_decay=0.05, ema_decay=0.99, warmup_epochs=0.5
 )
 BEST = replace(GOOD, size=224, epochs=(12, 12), mixup=0.2)
 TUTORIAL = Recipe(
