@@ -215,14 +215,21 @@ inside() {
         --security-opt no-new-privileges --user "$STRANGER" --volume "$LAB/workspace:/workspace" "$@"
 }
 
-# Two copies of the checkout with the params of a small demo: `published`, and `workspace`, which another user owns.
+# Two copies of the checkout with the params of a small demo that begins with pretrained weights and a solved head:
+# `published`, and `workspace`, which another user owns.
 workspaces() {
-    local copy
+    local copy change changes=(
+        count:120 model:timm/tf_efficientnet_lite0 weights:imagenet freeze_norm:true head:solved temperature:fitted
+        lr:0.003 epochs:6
+    )
     for copy in published workspace; do
         git clone --quiet . "$LAB/$copy"
         git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2> /dev/null |
             tar --create --files-from - | tar --extract --directory "$LAB/$copy"
-        sed 's/^    count: .*/    count: 120/' results/demo/params.yaml > "$LAB/$copy/params.yaml"
+        cp results/demo/params.yaml "$LAB/$copy/params.yaml"
+        for change in "${changes[@]}"; do
+            sed --in-place --regexp-extended "s#^( +${change%%:*}: ).*#\\1${change#*:}#" "$LAB/$copy/params.yaml"
+        done
     done
     as_root chown -R "$STRANGER" /workspace
 }

@@ -18,6 +18,7 @@ PHRASES = {
     "flower_photos, all, tested in 5 folds": "flower_photos，全部，分 5 折测试",
     "{model}, {crop} pixels, {epochs} epochs from scratch": "{model}，{crop} 像素，从头训练 {epochs} 轮",
     "`quick`: {model} of ImageNet, its head solved": "`quick`：ImageNet 的 {model}，求解分类层",
+    "`good`: {model} of ImageNet, all layers, {epochs} epochs": "`good`：ImageNet 的 {model}，训练所有层 {epochs} 轮",
     "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)": (
         "{accuracy:.3f}（{low:.3f} 至 {high:.3f}，{images} 张图片）"
     ),

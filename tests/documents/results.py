@@ -15,6 +15,7 @@ from tests.documents.phrases import Say
 RECIPES = {  # name of the record → what was tested
     "quick-mini": "flower_photos, one fifth, tested in 5 folds",
     "quick-base": "flower_photos, all, tested in 5 folds",
+    "good-base": "flower_photos, all, tested in 5 folds",
     "mini": "flower_photos, one fifth, tested in 5 folds",
     "base": "flower_photos, all, tested in 5 folds",
 }
@@ -31,13 +32,15 @@ def row(
 ) -> str:
     """A row: the data, the model and its settings, the accuracy on so many tested images, and the command."""
     settings = {key: train[key] for key in ("model", "crop", "epochs")}
-    solved = train.get("head") == "solved"
     how = "{model}, {crop} pixels, {epochs} epochs from scratch"
+    if train.get("head") == "solved":
+        whole = "`good`: {model} of ImageNet, all layers, {epochs} epochs"
+        how = "`quick`: {model} of ImageNet, its head solved" if train["freeze_backbone"] else whole
     accuracy, low, high = (on_test[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
     parts = (
         say(title),
         f"{images:,}",
-        say("`quick`: {model} of ImageNet, its head solved" if solved else how, **settings),
+        say(how, **settings),
         say(
             "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
             accuracy=accuracy, low=low, high=high, images=f"{tested:,}",
