@@ -64,6 +64,14 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, wish: float
     assert all(line.startswith(f"train.warmup_epochs: {wish:g} ") and f"{length:g}" in line for line in sentences)
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(0.26, 3), (0.24, 2), (0.49, 5), (0.12, 1), (0.04, 0)])
+def test_the_steps_of_the_warm_up_are_rounded(epochs: float, steps: int) -> None:
+    """At ten steps per epoch: 2.6 are three, and not two."""
+    raw = on_cpu(read_params(), train__epochs=2, train__warmup_epochs=epochs, train__schedule="constant")
+    rates = schedule.learning_rates(params.parse(raw).train, rows=80)
+    assert rates.index(max(rates)) == max(0, steps - 1)
+
+
 def rows(*accuracies: float) -> list[dict[str, float]]:
     return [{"val_accuracy": accuracy, "val_loss": 1.0} for accuracy in accuracies]
 
