@@ -26,6 +26,7 @@ from pipeline.base.errors import Kind
 from pipeline.base.text import visible
 from pipeline.commands import predict
 from pipeline.config import machine
+from pipeline.config.params import Params, Split
 from pipeline.evaluation import classify, photos
 from pipeline.models import description
 from tests.helpers import starts
@@ -84,6 +85,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         draw(top / name)
     draw(top / "sizes/small.png")
     draw(top / "sizes/large.png", (60, 50))
+    for name, size in (("pixel", (1, 1)), ("wide", (600, 2)), ("tall", (31, 40)), ("least", (32, 32))):
+        draw(top / f"small/{name}.png", size)
     for name in ("empty", "videos", "odd"):
         (top / name).mkdir()
     for name in ("phone", "videos"):
@@ -110,6 +113,7 @@ LONG = "a" * 300
         (("videos", "videos/photo.MOV"), (), ("videos", "videos/photo.MOV", "allowed"), 2),
         (("cut",), ("cut/a",), ("cut/b", "cut/page.jpg", "allowed", "1 image"), 2),
         (("sizes",), ("sizes/small.png",), ("sizes/large.png", "1 image"), 1),
+        (("small",), ("small/least.png",), ("small/pixel.png", "small/tall.png", "small/wide.png", "1 image"), 3),
         (("odd", "odd/pipe.jpg", LONG), (), ("odd/folder", "odd/large.png", "odd/pipe.jpg", "odd/pipe.jpg", LONG), 5),
     ],
     ids=lambda value: str(value)[:40],
@@ -125,6 +129,28 @@ def test_what_is_given_is_answered_counted_or_named(
     said = capsys.readouterr()
     assert [line.rpartition(": ")[0] for line in said.out.splitlines()] == [*answered]
     assert [line.split(": ")[1] for line in said.err.splitlines()] == [*named]
+
+
+@pytest.mark.parametrize("model", [ONNX, ONNX.with_name("model.safetensors"), None])
+def test_a_size_that_training_excludes_is_refused(
+    folder: Path, tmp_path: Path, model: Path | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A side below split.min_side, by either file and in a folder; --min-side asks for another limit."""
+    draw(tmp_path / "a.png", (3000, 2))
+    draw(tmp_path / "b.png", (31, 32))
+    assert ask(tmp_path / "a.png", tmp_path, model=model) == 3
+    assert ask(tmp_path, model=model, min_side=31) == 1
+    assert ask(tmp_path, model=model, min_side=1) == 0
+    out, err = capsys.readouterr()
+    assert [Path(line.split(": ")[0]).name for line in out.splitlines()] == ["b.png", "a.png", "b.png"]
+    assert err.count("too small") == 4
+
+
+def test_the_limits_of_size_are_those_of_the_project() -> None:
+    """split.max_pixels and split.min_side, unless the request has others."""
+    config = Params(split=Split(max_pixels=999, min_side=7))
+    assert classify.size_limits(classify.Request(()), config) == (999, 7)
+    assert classify.size_limits(classify.Request((), max_pixels=5, min_side=3), config) == (5, 3)
 
 
 def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: Path) -> None:

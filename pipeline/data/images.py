@@ -73,19 +73,20 @@ class DecodedImage:
 
 @contextmanager
 def decode(
-    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", sha256: str = ""
+    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", sha256: str = "", min_side: int = 1
 ) -> Iterator[DecodedImage]:
     """The decoded image. Its memory is reserved until the block ends. `grey`: how 16-bit grey is scaled.
 
     With `draft`, a JPEG is decoded at a half, a quarter or an eighth of its scale if its sides keep at least `draft`
-    pixels; that is faster. Raises UserError if the file cannot be used or has more than `max_pixels`, OSError if it
-    cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is raised for others.
+    pixels; that is faster. Raises UserError if the file cannot be used, has more than `max_pixels` or a side below
+    `min_side`, OSError if it cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is
+    raised for others.
     """
     try:
-        with _decode(path, 1, max_pixels, draft, grey, sha256) as result:
+        with _decode(path, min_side, max_pixels, draft, grey, sha256) as result:
             yield result
     except Unusable as error:
-        raise decoders.refusal(path, error, max_pixels) from None
+        raise decoders.refusal(path, error, max_pixels, min_side) from None
 
 
 def resize_to_square(
@@ -96,7 +97,13 @@ def resize_to_square(
 
 
 def square_and_size(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
+    path: Path,
+    size: int,
+    max_pixels: int = NO_LIMIT,
+    grey: Grey = "full",
+    sha256: str = "",
+    fit: Fit = "none",
+    min_side: int = 1,
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image as a square, uint8 [size, size, 3], and the width and height that it stands for.
 
@@ -108,7 +115,7 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decode(path, max_pixels, 4 * size, grey, sha256=sha256) as original:
+    with decode(path, max_pixels, 4 * size, grey, sha256=sha256, min_side=min_side) as original:
         return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
 
 

@@ -46,6 +46,7 @@ class Request:
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
     coverage: float = 0  # of acceptance.limit; 0: that of the model
+    min_side: int | None = None  # None: split.min_side
     heatmap: Path | None = None  # a folder for the pictures of heatmap.py
 
 
@@ -130,7 +131,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
 
     view = model.view
     limit = check_limit(acceptance.limit(model.acceptance, model.weights, request.coverage), request)
-    for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
+    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
@@ -156,8 +157,7 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = check_limit(acceptance.limit(acceptance.read(models), model.weights, request.coverage), request)
     world = World(rank=0, local_rank=0, size=1, device=torch.device(request.device))
-    max_pixels = request.max_pixels or config.split.max_pixels
-    for image in photos.load_images(request.images, model.view, max_pixels, refusals):
+    for image in photos.load_images(request.images, model.view, *size_limits(request, config), refusals):
         compute = partial(image_logits, model, image, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
@@ -166,6 +166,11 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
             picture = heatmap.picture(image, model.view, maps[model.classes.index(answer["class"])])
             answer["heatmap"] = str(heatmap.save(picture, request.heatmap, image.path.stem))
         yield answer
+
+
+def size_limits(request: Request, config: Params) -> tuple[int, int]:
+    """The most pixels and the shortest side of an image: `split` excludes other images, so no model has seen one."""
+    return request.max_pixels or config.split.max_pixels, request.min_side or config.split.min_side
 
 
 def image_logits(model: "ExportedModel", image: "LoadedImage", world: "World") -> "NDArray[np.float64]":
