@@ -112,6 +112,16 @@ def test_a_leaf_is_float32() -> None:
     assert mean.tolist() == [5e7, 1, 2]  # 1e8 + 3 is 1e8 in float32
 
 
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [([1_553_600, 3_000_000, 2_000_000], [[2, 1, 0]]), ([1_553_601, 3_000_000, 2_000_000], [[2, 1], [0]])],
+)
+def test_a_bucket_has_25_mebibytes_at_most(sizes: list[int], groups: list[list[int]]) -> None:
+    """From the last parameter to the first; one number more begins another bucket."""
+    made = elastic.buckets([torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes])
+    assert [[sizes.index(parameter.numel()) for parameter in bucket] for bucket in made] == groups
+
+
 LINES: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 8, "train__mixup": 0.2, "run__log_steps": 2,
     "train__model": "mobilenet_v3_small",  # its BatchNorm works with two images

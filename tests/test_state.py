@@ -50,11 +50,13 @@ def test_the_optimizer_has_the_settings(nesterov: bool) -> None:
 def test_only_export_ema_gives_the_average() -> None:
     """After one update with decay 0.5, the average is half-way; `last` and `best` give the weights themselves."""
     learner = learner_of(**SETTINGS)
+    model = learner.model
+    assert isinstance(model, Net)
     with torch.no_grad():
-        for parameter in learner.model.parameters():
+        for parameter in model.parameters():
             parameter.zero_()
         learner.ema.averages[0].fill_(1)  # of the first parameter, body.weight
-        learner.model.body.weight.fill_(3)
+        model.body.weight.fill_(3)
     learner.ema.update()
     train = config_with(**SETTINGS).train
     exported = {
@@ -64,7 +66,7 @@ def test_only_export_ema_gives_the_average() -> None:
         for export in ("last", "best", "ema")
     }
     assert exported == {"last": {3.0}, "best": {3.0}, "ema": {2.0}}
-    assert set(learner.model.body.weight.flatten().tolist()) == {3.0}
+    assert set(model.body.weight.flatten().tolist()) == {3.0}
 
 
 def test_a_global_batch_has_so_many_microbatches() -> None:
