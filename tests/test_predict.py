@@ -27,11 +27,14 @@ from pipeline.base.text import visible
 from pipeline.commands import predict
 from pipeline.config import machine
 from pipeline.config.params import Params, Split
-from pipeline.evaluation import classify, photos
+from pipeline.evaluation import classify, last_model, photos
 from pipeline.models import description
+from pipeline.versioning import dvc_lock, integrity
+from tests.conftest import write_params
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES, append
+from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
@@ -341,6 +344,65 @@ def test_a_model_that_is_not_there_is_named(
     monkeypatch.chdir(tmp_path)
     with refuses((key, "missing")):
         ask(Path("x.png"), model=Path(given) if given else None)
+
+
+def stopped(exporting: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project after a training began: the model is in DVC's cache alone, and dvc.lock names it. Returns the cache."""
+    cache, outs = folder / ".dvc/cache", []
+    for name in last_model.NAMES:
+        shutil.copy(exporting / "models" / name, folder)
+        md5 = files.md5(folder / name)
+        stored = integrity.object_of(cache, md5)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).rename(stored)
+        outs.append({"path": f"models/{name}", "hash": "md5", "md5": md5, "size": stored.stat().st_size})
+    write_params(folder / dvc_lock.LOCK, {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
+    shutil.copy(exporting / "params.yaml", folder)
+    monkeypatch.setattr(integrity, "cache_folder", lambda: Path(".dvc/cache"))
+    monkeypatch.chdir(folder)
+    return cache
+
+
+@pytest.mark.parametrize("where", ["here", "committed", "cut"])
+def test_during_a_training_the_last_model_answers(
+    exporting: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From DVC's cache, by the dvc.lock here, or by the committed one; nothing is left in the folder of the model."""
+    stopped(exporting, tmp_path, monkeypatch)
+    if where != "here":
+        call(tmp_path, "git", "init", "--quiet")
+        commit(tmp_path)
+        dvc_lock.LOCK.unlink()
+    if where == "cut":
+        dvc_lock.LOCK.write_text("schema: '2.0'\nstages:\n  train:\n    outs:\n    - path: mod")
+    image = next((exporting / "data/images").rglob("*.png"))
+    assert ask(image, model=exporting / "models") == 0
+    expected = capsys.readouterr().out
+    assert ask(image) == 0
+    said = capsys.readouterr()
+    assert said.out == expected
+    assert ("HEAD" in said.err) == (where != "here")
+    assert not Path("models").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("model.json", "no"), ("model.safetensors", "no"), ("model.onnx", "torch"), ("", "onnx")]
+)
+def test_only_whole_files_of_the_cache_answer(
+    exporting: Path, tmp_path: Path, name: str, status: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A damaged object counts as none: without the weights there is no model, without model.onnx torch computes."""
+    cache = stopped(exporting, tmp_path, monkeypatch)
+    if name:
+        other_last_byte(integrity.object_of(cache, dvc_lock.outputs(dvc_lock.read())[f"models/{name}"]))
+    image = next((exporting / "data/images").rglob("*.png"))
+    if status == "no":
+        with refuses(("models/model.json", "missing")):
+            ask(image)
+    else:
+        assert ask(image) == 0
+        assert ("model.safetensors" in capsys.readouterr().err) == (status == "torch")
 
 
 # ---- odd names, odd outputs, what is not a file ----

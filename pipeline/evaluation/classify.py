@@ -6,14 +6,16 @@ and a model.onnx does not need torch, whose import takes seconds.
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base import files, linux
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.config import machine
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
@@ -57,6 +59,8 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
     """
     models = request.model or Path(config.paths.models)
     check_heatmap(request.heatmap, models)
+    if request.model is None and not (models / "model.json").exists():
+        return answers_from_cache(request, models, config, refusals)
     if models.name == WEIGHTS:
         return torch_answers(request, models.parent, config, refusals)
     if request.model is not None and not models.is_dir():
@@ -70,6 +74,26 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
         return torch_answers(request, models, config, refusals)
     print(f"predict: computed from {models / ONNX}", file=sys.stderr)
     return onnx_answers(request, model, config, refusals)
+
+
+def answers_from_cache(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
+    """The answers of the last model that dvc.lock names: DVC removes the model before a training. Raises UserError."""
+    from pipeline.evaluation import last_model
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not (lock := last_model.link(models, folder)):
+            raise missing(models / "model.json", description.REMEDY)
+        note = f"{models} has no model now (a training runs, or was stopped); that of {lock} is taken from DVC's cache"
+        print(f"predict: {note}", file=sys.stderr)
+        computed = answers(replace(request, model=folder), config, refusals)
+        return until_end(computed, stack.pop_all())
+
+
+def until_end(answers: Iterator[Answer], stack: ExitStack) -> Iterator[Answer]:
+    """The answers; what the stack holds is released after the last one."""
+    with stack:
+        yield from answers
 
 
 def check_heatmap(folder: Path | None, models: Path) -> None:
