@@ -42,6 +42,7 @@ SIDEWAYS = (5, 6, 7, 8)  # width and height are exchanged
 SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 STRIP = 2**18  # pixels that are converted or hashed at once
 NO_LIMIT = 2**62
+DRAFT = 4  # sides of a square that a JPEG at a reduced scale has at least
 
 RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
 
@@ -97,13 +98,7 @@ def resize_to_square(
 
 
 def square_and_size(
-    path: Path,
-    size: int,
-    max_pixels: int = NO_LIMIT,
-    grey: Grey = "full",
-    sha256: str = "",
-    fit: Fit = "none",
-    min_side: int = 1,
+    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image as a square, uint8 [size, size, 3], and the width and height that it stands for.
 
@@ -115,8 +110,13 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decode(path, max_pixels, 4 * size, grey, sha256=sha256, min_side=min_side) as original:
-        return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
+    with decode(path, max_pixels, DRAFT * size, grey, sha256=sha256) as original:
+        return as_square(original, size, fit)
+
+
+def as_square(original: DecodedImage, size: int, fit: Fit) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """A decoded image as `square_and_size` gives it. Its draft was DRAFT times `size`."""
+    return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
 
 
 def inspect_image(

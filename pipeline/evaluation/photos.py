@@ -35,8 +35,9 @@ def load_image(path: Path, view: View, max_pixels: int, min_side: int = 1) -> Lo
     Raises UserError if it is not an image, cannot be read, has more than `max_pixels`, or a side below `min_side`.
     """
     try:
-        square = images.square_and_size(path, view.packed_size, max_pixels, view.grey, fit=view.fit, min_side=min_side)
-        return LoadedImage(path, *square)
+        draft = images.DRAFT * view.packed_size
+        with images.decode(path, max_pixels, draft, view.grey, min_side=min_side) as original:
+            return LoadedImage(path, *images.as_square(original, view.packed_size, view.fit))
     except OSError as error:
         raise _read_refusal(path, error) from None
 
