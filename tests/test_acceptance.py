@@ -136,7 +136,7 @@ def test_predict_gives_a_class_or_none(
 ) -> None:
     """In JSON, as a row of the table, and as a line, by the limit of the model's folder."""
     models = shutil.copytree(finished / "models", tmp_path / "models")
-    acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 60, 3))
+    acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 100, 5))
     request = Request((image(finished),), models / "model.safetensors")
 
     def said(form: str) -> str:

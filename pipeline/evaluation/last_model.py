@@ -19,8 +19,7 @@ def link(models: Path, target: Path) -> str:
 
     That is the dvc.lock here, else the committed one. A file that DVC's cache lacks, or has damaged, is left out.
     """
-    here = dvc_lock.read() if dvc_lock.LOCK.is_file() and not dvc_lock.is_cut() else {}
-    for name, stages in ((f"{dvc_lock.LOCK}", here), (f"HEAD's {dvc_lock.LOCK}", dvc_lock.committed())):
+    for name, stages in ((f"{dvc_lock.LOCK}", dvc_lock.here()), (f"HEAD's {dvc_lock.LOCK}", dvc_lock.committed())):
         outs = {Path(path): md5 for path, md5 in dvc_lock.outputs(stages).items()}
         hashes = {path.name: md5 for path, md5 in outs.items() if path.parent == models and path.name in NAMES}
         if not hashes.keys() >= NEEDED:

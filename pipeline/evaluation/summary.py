@@ -27,7 +27,7 @@ class Evaluation:
 
 def last_evaluation(paths: Paths) -> Evaluation | None:
     """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
-    return _evaluation(dvc_lock.read(), paths) if dvc_lock.LOCK.is_file() and not dvc_lock.is_cut() else None
+    return _evaluation(dvc_lock.here(), paths)
 
 
 def committed_evaluation(paths: Paths) -> Evaluation | None:

@@ -176,6 +176,11 @@ def restore() -> str:
     return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
 
 
+def here() -> StageHashes:
+    """The stages of the dvc.lock of this folder; none without one, and of one that a killed DVC has cut."""
+    return read() if LOCK.is_file() and not is_cut() else {}
+
+
 def committed() -> StageHashes:
     """The stages of the dvc.lock of the last commit; none without one that is whole."""
     return stage_hashes(_table(_committed_text()).get("stages", {}))
