@@ -61,6 +61,9 @@ def predict(parser: Parser) -> None:
         "--max-pixels", type=positive, metavar="N", help="refuse larger images (default: split.max_pixels)"
     )
     parser.add_argument(
+        "--min-side", type=positive, metavar="N", help="refuse images with a shorter side (default: split.min_side)"
+    )
+    parser.add_argument(
         "--coverage", type=coverage, default=0, metavar="C", help="the share of images of known classes that are "
         "accepted, 0.5 to 0.999; the others are none of the classes (default: evaluate.coverage of the model)",
     )  # fmt: skip

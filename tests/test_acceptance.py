@@ -61,6 +61,26 @@ def test_an_image_below_the_limit_is_none_of_the_classes(scores: list[float], pe
             assert acceptance.judge(score, limit) == ("none" if is_none else "class")
 
 
+@pytest.mark.parametrize(("images", "place"), [(19, 1), (20, 1), (38, 1), (39, 2), (98, 4), (99, 5), (199, 10)])
+def test_the_rank_counts_the_new_image(images: int, place: int) -> None:
+    """⌊(n + 1) (1 - coverage)⌋, and not one less where n + 1 is divided exactly; below 19 images there is none."""
+    assert acceptance.rank(images, 0.95) == place
+    assert acceptance.rank(18, 0.95) == 0
+
+
+def test_a_coverage_that_is_asked_for_comes_first() -> None:
+    """predict --coverage; without it the coverage of the file, evaluate.coverage."""
+    scores = content([number / 100 for number in range(99)], coverage=0.95)
+    limits = [acceptance.limit(scores, WEIGHTS, coverage) for coverage in (0, 0.9)]
+    assert [(limit.coverage, limit.images, limit.highest) for limit in limits] == [(0.95, 99, 0.04), (0.9, 99, 0.09)]
+
+
+def test_a_score_has_six_digits() -> None:
+    """In the file and where a probability is compared: not five, not seven."""
+    assert content([0.12345649, 0.000123456789]).highest == (0.000123457, 0.123456)
+    assert [acceptance.reaches(score, 0.123456) for score in (0.12345551, 0.12345549)] == [True, False]
+
+
 @pytest.mark.parametrize(
     "case",
     [MISSING, content([0.5] * (3 * MIN_IMAGES - 1), classes=3), replace(content([0.5] * 99), weights="b" * 64),
@@ -116,7 +136,7 @@ def test_predict_gives_a_class_or_none(
 ) -> None:
     """In JSON, as a row of the table, and as a line, by the limit of the model's folder."""
     models = shutil.copytree(finished / "models", tmp_path / "models")
-    acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 60, 3))
+    acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 100, 5))
     request = Request((image(finished),), models / "model.safetensors")
 
     def said(form: str) -> str:

@@ -118,6 +118,14 @@ def test_mixup_is_the_weighted_mean_of_images_and_targets() -> None:
     assert torch.equal(heavier, labels if mix.lam >= 0.5 else labels[mix.partners])
 
 
+@pytest.mark.parametrize(("lam", "of_image"), [(0.49, False), (0.5, True), (0.51, True)])
+def test_of_two_equal_halves_the_image_counts(lam: float, of_image: bool) -> None:
+    """The label of the larger share is the partner's below a half, and the image's from a half on."""
+    mix = dataclasses.replace(mixes(4, 20)[0], lam=lam, keep=lam, partners=np.array([3, 2, 1, 0]))
+    labels = torch.arange(4)
+    assert augment.mix_labels(labels, mix, 4)[0].tolist() == ([0, 1, 2, 3] if of_image else [3, 2, 1, 0])
+
+
 def test_cutmix_pastes_the_partner_into_the_box() -> None:
     """Inside the box the partner's very pixels, outside the own ones; the targets are the shares of the area."""
     _, mix = mixes(8, 20)

@@ -20,6 +20,7 @@ from pipeline.reruns import revisions
 from pipeline.reruns.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
+from tests.helpers.pages import parsed
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 
@@ -100,6 +101,38 @@ def test_without_the_same_test_images_there_is_no_test() -> None:
     for of_y, possible in (([True] * 3, False), ([], False), ([False] * 2, True)):
         reason = compare.reason_against_test(("x", "y"), (answers(True, True), answers(*of_y)))
         assert (reason == "") == possible
+
+
+@pytest.mark.parametrize(("images", "is_tested"), [(5, False), (6, True)])
+def test_few_images_in_common_are_no_test(images: int, is_tested: bool) -> None:
+    """Of five images no difference is significant: without other images it is said, with other images it is refused."""
+    one, other = answers(*[True] * images), answers(*[True] * (images + 3))
+    assert (compare.reason_against_test(("x", "y"), (one, other)) == "") is is_tested
+    assert compare.reason_against_test(("x", "y"), (one, one)) == ""
+
+
+def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after a label was corrected. How many are left out is said, and the page has the accuracies on these images.
+
+    Of ten images of x, one has another label in y, which has four more, in another order.
+    """
+    of_x = answers(*[True] * 4, *[False] * 6)
+    of_y = [{**row, "prediction": row["label"]} for row in answers(*[False] * 14)][::-1]
+    of_y[-1] = {"path": "0.png", "label": "b", "prediction": "b"}
+    common = compare.in_common((of_x, of_y))
+    assert [[row["path"] for row in table] for table in common] == [[f"{n}.png" for n in range(1, 10)]] * 2
+    history = [dict.fromkeys(("train_loss", "val_loss", "train_accuracy", "val_accuracy"), "0.5")]
+    tables = {("x", figures.PREDICTIONS): of_x, ("y", figures.PREDICTIONS): of_y}
+    monkeypatch.setattr(revisions, "table", lambda name, _, __, file: tables.get((name, file), history))
+    monkeypatch.chdir(tmp_path)
+    both = [revision(name, figures=FIGURES | {"exported_epoch": 1}) for name in "xy"]
+    sentence, page = compare.compare_two(both[0], both[1], {}, params.Params().paths)
+    assert re.findall(r"[\d.]*\.\d+|\d+ of [xy]", sentence) == ["66.7", "0.031", "1 of x", "5 of y"]
+    shown = parsed(Path(page.split()[-1]).read_text())
+    rows = {name: cells for name, *cells in shown.table("Figures of both")}
+    assert [cell.split()[0] for cell in rows["test accuracy"]] == ["0.3333", "1.0000", "+0.6667"]
+    assert "macro F1" not in rows  # it is of other images
+    assert "left out" in shown.one("section", id="better").text
 
 
 def output_of(folder: Path, *arguments: str, check: bool = True) -> str:

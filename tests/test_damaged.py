@@ -106,6 +106,15 @@ def swap(old: str, new: str) -> Damage:
     return partial(lambda path, old, new: path.write_text(path.read_text().replace(old, new)), old=old, new=new)
 
 
+def crlf(path: Path) -> None:
+    """As a spreadsheet, or Git with core.autocrlf, writes it."""
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def crlf_of_one_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"y,z\n", b"y,z\r\n", 1))
+
+
 def longer(path: Path) -> None:
     """A file with another byte."""
     path.write_bytes(path.read_bytes() + b"x")
@@ -149,13 +158,15 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
     ),
     "data/split.csv": (
         text("a\0b"), text("\n" * 10), swap("split", "part"), swap("width", "wide"), swap(",60,", ",wide,"),
-        swap(",60,", ",-60,"), swap(",60,", ",9999999999,"), swap("test", "holdout"),
+        swap(",60,", ",0,"), swap(",40,", ",00,"), crlf, crlf_of_one_line, swap(",60,", ",-60,"),
+        swap(",60,", ",9999999999,"), swap("test", "holdout"),
         swap("a,train,,", "a,train,split.train_share,"), swap("a,train,,60", "a,,split.leave_out,wide"),
         swap("a/1.png", "../1.png"), swap("a/1.png", "/1.png"), swap("a/1.png", '"' + "a" * 200_000 + '"'),
         swap("x,y,z", "x,y,z,more"), swap(",60,40,x,y,z", ",60"), swap("b/2.png,b,test,,60,40,x,y,z\n", ""),
     ),
     "data/kept.csv": (
         text("a\0b"), text("path,width,height\n"), swap("width", "wide"), swap("1.png,60", "1.png,wide"),
+        crlf, swap("60,40", "60,0"),
         swap("a/1.png", "../1.png"), swap("a/2.png,60,40", "a/2.png,60"), swap("a/2.png,60,40", "a/2.png,60,40,1"),
         text("path,width,height,reason,class,split\na/1.png,wide,40,small,,\n"),
     ),
@@ -210,6 +221,14 @@ def test_a_model_of_before_has_the_full_scale(whole: Path, tmp_path: Path) -> No
     view = {key: value for key, value in VIEW.items() if key not in ("grey", "fit")}
     put(view=view, weights=None)(tmp_path / "models/model.json")
     assert asdict(exported.load(tmp_path / "models").view) == VIEW
+
+
+def test_a_name_may_have_a_line_break_of_windows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in quotes, and is no end of a line."""
+    monkeypatch.chdir(folder)
+    swap("a/1.png", '"a/1\r\n.png"')(table := Path("data/split.csv"))
+    table.write_bytes(table.read_bytes().replace(b"1\n.png", b"1\r\n.png"))
+    assert split_table.all_rows(table)[0]["path"] == "a/1\r\n.png"
 
 
 def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

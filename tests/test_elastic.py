@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import elastic
-from pipeline.engine.world import share
+from pipeline.engine.world import World, share
 from tests.conftest import change, read_params, write_params
 from tests.helpers.ranks import run_ranks
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
@@ -91,6 +91,35 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
             elastic.grow(together, tree)
     assert torch.equal(elastic.root(together), alone)
     torch.testing.assert_close(alone, leaves.sum(0))
+
+
+def test_the_tree_adds_in_float32_from_the_right() -> None:
+    """Of seven leaves the subtrees are 0-3, 4-5 and 6, added as (0-3) + ((4-5) + 6), each sum rounded to float32."""
+    values = [1e8, 0.0, 0.0, 0.0, 3.0, 0.0, 3.0]  # next to 1e8, float32 has steps of 8
+    trees: list[elastic.Subtree] = []
+    for shard, value in enumerate(values):
+        elastic.grow(trees, elastic.Subtree(shard, 1, torch.tensor([value])))
+    assert elastic.root(trees).item() == 1e8 + 8  # 6 is rounded to 8; from the left, 3 is lost twice
+
+
+def test_a_leaf_is_float32() -> None:
+    """Gradients of any type are added as float32, and the mean divides by the number of shards."""
+    tree = elastic.Sum(World(0, 0, 1, torch.device("cpu")), 2)
+    for shard, (first, dtype) in enumerate(((1e8, torch.float64), (3.0, torch.bfloat16))):
+        tree.add(shard, [torch.tensor([first], dtype=dtype), torch.tensor([1.0, 2.0], dtype=dtype)])
+    mean = tree.finish()()
+    assert mean.dtype == torch.float32
+    assert mean.tolist() == [5e7, 1, 2]  # 1e8 + 3 is 1e8 in float32
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [([1_553_600, 3_000_000, 2_000_000], [[2, 1, 0]]), ([1_553_601, 3_000_000, 2_000_000], [[2, 1], [0]])],
+)
+def test_a_bucket_has_25_mebibytes_at_most(sizes: list[int], groups: list[list[int]]) -> None:
+    """From the last parameter to the first; one number more begins another bucket."""
+    made = elastic.buckets([torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes])
+    assert [[sizes.index(parameter.numel()) for parameter in bucket] for bucket in made] == groups
 
 
 LINES: dict[str, Any] = {

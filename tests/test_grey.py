@@ -74,6 +74,12 @@ def test_every_choice_is_its_formula(values: list[int], choice: Grey) -> None:
     assert table[values].tolist() == scale(values, low, high)
 
 
+def test_percentile_has_its_ends_in_a_row_of_numbers() -> None:
+    """Of the values 0 to 999, ten are up to 9 and 990 are up to 989."""
+    counts = grey.count_values(np.arange(1000))
+    assert grey.RANGES["percentile"](counts) == (9, 989)
+
+
 @given(st.integers(200, 1000), st.integers(0, 2**32 - 1))
 def test_percentile_leaves_out_one_percent_at_each_end(number: int, seed: int) -> None:
     """Of many values, fewer than 1 % are darker than the range, and no more than 1 % are lighter."""

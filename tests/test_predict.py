@@ -26,11 +26,15 @@ from pipeline.base.errors import Kind
 from pipeline.base.text import visible
 from pipeline.commands import predict
 from pipeline.config import machine
-from pipeline.evaluation import classify, photos
+from pipeline.config.params import Params, Split
+from pipeline.evaluation import classify, last_model, photos
 from pipeline.models import description
+from pipeline.versioning import dvc_lock, integrity
+from tests.conftest import write_params
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES, append
+from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
@@ -84,6 +88,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         draw(top / name)
     draw(top / "sizes/small.png")
     draw(top / "sizes/large.png", (60, 50))
+    for name, size in (("pixel", (1, 1)), ("wide", (600, 2)), ("tall", (31, 40)), ("least", (32, 32))):
+        draw(top / f"small/{name}.png", size)
     for name in ("empty", "videos", "odd"):
         (top / name).mkdir()
     for name in ("phone", "videos"):
@@ -110,6 +116,7 @@ LONG = "a" * 300
         (("videos", "videos/photo.MOV"), (), ("videos", "videos/photo.MOV", "allowed"), 2),
         (("cut",), ("cut/a",), ("cut/b", "cut/page.jpg", "allowed", "1 image"), 2),
         (("sizes",), ("sizes/small.png",), ("sizes/large.png", "1 image"), 1),
+        (("small",), ("small/least.png",), ("small/pixel.png", "small/tall.png", "small/wide.png", "1 image"), 3),
         (("odd", "odd/pipe.jpg", LONG), (), ("odd/folder", "odd/large.png", "odd/pipe.jpg", "odd/pipe.jpg", LONG), 5),
     ],
     ids=lambda value: str(value)[:40],
@@ -125,6 +132,28 @@ def test_what_is_given_is_answered_counted_or_named(
     said = capsys.readouterr()
     assert [line.rpartition(": ")[0] for line in said.out.splitlines()] == [*answered]
     assert [line.split(": ")[1] for line in said.err.splitlines()] == [*named]
+
+
+@pytest.mark.parametrize("model", [ONNX, ONNX.with_name("model.safetensors"), None])
+def test_a_size_that_training_excludes_is_refused(
+    folder: Path, tmp_path: Path, model: Path | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A side below split.min_side, by either file and in a folder; --min-side asks for another limit."""
+    draw(tmp_path / "a.png", (3000, 2))
+    draw(tmp_path / "b.png", (31, 32))
+    assert ask(tmp_path / "a.png", tmp_path, model=model) == 3
+    assert ask(tmp_path, model=model, min_side=31) == 1
+    assert ask(tmp_path, model=model, min_side=1) == 0
+    out, err = capsys.readouterr()
+    assert [Path(line.split(": ")[0]).name for line in out.splitlines()] == ["b.png", "a.png", "b.png"]
+    assert err.count("too small") == 4
+
+
+def test_the_limits_of_size_are_those_of_the_project() -> None:
+    """split.max_pixels and split.min_side, unless the request has others."""
+    config = Params(split=Split(max_pixels=999, min_side=7))
+    assert classify.size_limits(classify.Request(()), config) == (999, 7)
+    assert classify.size_limits(classify.Request((), max_pixels=5, min_side=3), config) == (5, 3)
 
 
 def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: Path) -> None:
@@ -315,6 +344,65 @@ def test_a_model_that_is_not_there_is_named(
     monkeypatch.chdir(tmp_path)
     with refuses((key, "missing")):
         ask(Path("x.png"), model=Path(given) if given else None)
+
+
+def stopped(exporting: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project after a training began: the model is in DVC's cache alone, and dvc.lock names it. Returns the cache."""
+    cache, outs = folder / ".dvc/cache", []
+    for name in last_model.NAMES:
+        shutil.copy(exporting / "models" / name, folder)
+        md5 = files.md5(folder / name)
+        stored = integrity.object_of(cache, md5)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).rename(stored)
+        outs.append({"path": f"models/{name}", "hash": "md5", "md5": md5, "size": stored.stat().st_size})
+    write_params(folder / dvc_lock.LOCK, {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
+    shutil.copy(exporting / "params.yaml", folder)
+    monkeypatch.setattr(integrity, "cache_folder", lambda: Path(".dvc/cache"))
+    monkeypatch.chdir(folder)
+    return cache
+
+
+@pytest.mark.parametrize("where", ["here", "committed", "cut"])
+def test_during_a_training_the_last_model_answers(
+    exporting: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From DVC's cache, by the dvc.lock here, or by the committed one; nothing is left in the folder of the model."""
+    stopped(exporting, tmp_path, monkeypatch)
+    if where != "here":
+        call(tmp_path, "git", "init", "--quiet")
+        commit(tmp_path)
+        dvc_lock.LOCK.unlink()
+    if where == "cut":
+        dvc_lock.LOCK.write_text("schema: '2.0'\nstages:\n  train:\n    outs:\n    - path: mod")
+    image = next((exporting / "data/images").rglob("*.png"))
+    assert ask(image, model=exporting / "models") == 0
+    expected = capsys.readouterr().out
+    assert ask(image) == 0
+    said = capsys.readouterr()
+    assert said.out == expected
+    assert ("HEAD" in said.err) == (where != "here")
+    assert not Path("models").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("model.json", "no"), ("model.safetensors", "no"), ("model.onnx", "torch"), ("", "onnx")]
+)
+def test_only_whole_files_of_the_cache_answer(
+    exporting: Path, tmp_path: Path, name: str, status: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A damaged object counts as none: without the weights there is no model, without model.onnx torch computes."""
+    cache = stopped(exporting, tmp_path, monkeypatch)
+    if name:
+        other_last_byte(integrity.object_of(cache, dvc_lock.outputs(dvc_lock.read())[f"models/{name}"]))
+    image = next((exporting / "data/images").rglob("*.png"))
+    if status == "no":
+        with refuses(("models/model.json", "missing")):
+            ask(image)
+    else:
+        assert ask(image) == 0
+        assert ("model.safetensors" in capsys.readouterr().err) == (status == "torch")
 
 
 # ---- odd names, odd outputs, what is not a file ----

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,30 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, wish: float
     sentences = list(notes(settings, {"a": 1, "b": 1}))
     assert len(sentences) == (length < wish)
     assert all(line.startswith(f"train.warmup_epochs: {wish:g} ") and f"{length:g}" in line for line in sentences)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0.26, 3), (0.24, 2), (0.49, 5), (0.12, 1), (0.04, 0)])
+def test_the_steps_of_the_warm_up_are_rounded(epochs: float, steps: int) -> None:
+    """At ten steps per epoch: 2.6 are three, and not two."""
+    raw = on_cpu(read_params(), train__epochs=2, train__warmup_epochs=epochs, train__schedule="constant")
+    rates = schedule.learning_rates(params.parse(raw).train, rows=80)
+    assert rates.index(max(rates)) == max(0, steps - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [
+        ({"schedule": "step", "step_epochs": 2, "step_factor": 0.1}, [1] * 5 + [0.1] * 5),
+        ({"schedule": "cosine", "final_lr": 0.5}, [0.75 + 0.25 * math.cos(math.pi * step / 10) for step in range(10)]),
+        ({"schedule": "constant", "reference_batch": 32}, [0.25] * 10),
+    ],
+    ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
+)
+def test_the_settings_arrive_in_the_rates(changes: dict[str, Any], factors: list[float]) -> None:
+    """Four epochs of 2.5 batches of 8: a drop after two epochs, the end of a cosine, a rate that is for 32 images."""
+    raw = on_cpu(read_params(), train__epochs=4, train__lr=2.0, **{f"train__{key}": changes[key] for key in changes})
+    rates = schedule.learning_rates(params.parse(raw).train, rows=20)
+    assert rates == pytest.approx([2 * factor for factor in factors])
 
 
 def rows(*accuracies: float) -> list[dict[str, float]]:

@@ -12,7 +12,14 @@ from pipeline.commands.repro import stages_of
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
-from pipeline.evaluation.summary import Evaluation, changes_since, no_better_than_constant, summary
+from pipeline.evaluation.summary import (
+    Evaluation,
+    changes_since,
+    committed_evaluation,
+    no_better_than_constant,
+    question,
+    summary,
+)
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT
 
@@ -83,6 +90,22 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
     other = put_object(tmp_path, integrity.object_of(tmp_path, old).read_text().replace("test", "train"))
     for same in (before, Evaluation(other, "0" * 32), Evaluation("1" * 32, "0" * 32), None):
         assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
+
+
+def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that answers it is named; with the same predictions, and before the first commit, it is not."""
+    monkeypatch.chdir(tmp_path)
+    paths = params.Params().paths
+    entry = {"deps": {paths.split: "1"}, "outs": {f"{paths.metrics}/predictions.csv": "2"}}
+    monkeypatch.setattr(dvc_lock, "committed", lambda: {"evaluate": entry})
+    committed = committed_evaluation(paths)
+    assert committed == Evaluation("1", "2")
+    [(_, command)] = question(committed, Evaluation("1", "3"))
+    assert command == "perennial compare HEAD workspace"
+    assert command in summary(paths_in(str(RESULTS / "metrics")), earlier=question(committed, Evaluation("9", "3")))
+    assert question(committed, Evaluation("9", "2")) == question(None, committed) == question(committed, None) == []
+    monkeypatch.setattr(dvc_lock, "committed", dict)
+    assert committed_evaluation(paths) is None
 
 
 DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}

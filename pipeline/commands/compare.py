@@ -2,7 +2,8 @@
 
     perennial compare                     the last commit, and all experiments that began there
     perennial compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
-                                          a page with both: reports/compare.html
+                                          a page with both: reports/compare.html. If photos were added, or a
+                                          label was corrected, on the test images that both have
     perennial compare --md …              as Markdown, for a pull request
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
@@ -12,6 +13,7 @@ experiment has no figures, and is shown as that.
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from pipeline.base import files
@@ -21,6 +23,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
+from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import pair, revisions
 from pipeline.reruns.revisions import Revision, Table
 
@@ -29,6 +32,7 @@ WIDTH = 110
 NARROWEST = 28  # characters of the column of changed params
 UNKNOWN = "–"
 TEST = "accuracy"  # the figure of the test images
+LEAST_IN_COMMON = 6  # images: of five, no difference is significant, because 2 · 0.5⁵ is above metrics.LEVEL
 
 
 def differing_params(all_of: Sequence[Revision]) -> list[str]:
@@ -114,12 +118,26 @@ def reason_against_test(names: Sequence[str], tables: Sequence[Table]) -> str:
         where = "neither in DVC's cache nor in its remote; run again what made them, or dvc push where they are"
         return f"{without}the predictions of {' and '.join(lacking)} are {where}"
     first, second = tables
-    keys = [[(row["path"], row["label"]) for row in table] for table in tables]
-    if keys[0] != keys[1]:
-        number = f"{len(first)} and {len(second)}, {len({*keys[0]} & {*keys[1]})} in common"
+    if (common := len(in_common(tables)[0])) < min(LEAST_IN_COMMON, max(map(len, tables))):
+        number = f"{len(first)} and {len(second)}, {common} in common; needed: {LEAST_IN_COMMON}"
         remedy = "accuracies on other images cannot be compared; give both the same data and the same section split"
         return f"{without}{names[0]} and {names[1]} have other test images ({number}); {remedy}"
     return ""
+
+
+def in_common(tables: Sequence[Table]) -> list[Table]:
+    """The rows of two tables of predictions for the test images of both, with the same label, in the first's order."""
+    rows = [{(row["path"], row["label"]): row for row in table} for table in tables]
+    keys = [key for key in rows[0] if key in rows[1]]
+    return [[table[key] for key in keys] for table in rows]
+
+
+def left_out(names: Sequence[str], tables: Sequence[Table], images: int) -> str:
+    """How many test images of each revision are not among these that both have; empty without one."""
+    counts = [f"{len(table) - images} of {name}" for name, table in zip(names, tables, strict=True)]
+    if all(len(table) == images for table in tables):
+        return ""
+    return f"left out, because only one has them, or with another label: {in_words(counts)} test images"
 
 
 def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
@@ -140,25 +158,37 @@ def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
     return f"{result}: {counts}"
 
 
+def on_these_images(known: Mapping[str, float], table: Table) -> dict[str, float]:
+    """The figures of a revision, with its accuracy on the test images of `table`; other figures of tests are left out.
+
+    They are of all its test images, and the other revision has other ones.
+    """
+    accuracy = sum(row["label"] == row["prediction"] for row in table) / len(table)
+    tested = {field.name for field in fields(EvalFigures)}
+    return {name: figure for name, figure in known.items() if name not in tested} | {TEST: accuracy}
+
+
 def compare_two(
     first: Revision, second: Revision, experiments: Mapping[str, tuple[str, str]], paths: Paths
 ) -> Iterator[str]:
-    """Sentences about two revisions with test figures. Writes a page with both, if they have the same test images."""
+    """Sentences about two revisions with test figures. Writes a page with both, if they have test images in common."""
     names = (first.name, second.name)
     tables = [revisions.table(name, experiments, paths, figures.PREDICTIONS) for name in names]
     if reason := reason_against_test(names, tables):
         yield reason
         return
-    yield (sentence := describe_test(names, tables))
+    common = in_common(tables)
+    rest = left_out(names, tables, len(common[0]))
+    yield (sentence := "; ".join(filter(None, (describe_test(names, common), rest))))
     runs = [
         pair.Run(
             one.name,
-            {**one.figures, **one.timing},
-            one.images,
+            {**(on_these_images(one.figures, table) if rest else one.figures), **one.timing},
+            {**one.images, "test": len(table)},
             table,
             revisions.table(one.name, experiments, paths, figures.HISTORY),
         )
-        for one, table in zip((first, second), tables, strict=True)
+        for one, table in zip((first, second), common, strict=True)
     ]
     differing = [
         (key, _value(first.params.get(key)), _value(second.params.get(key)))

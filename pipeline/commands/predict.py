@@ -6,7 +6,7 @@
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
 (model.json). A file that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are
-no images by name and content are only counted.
+no images by name and content are only counted. An image of a size that training excludes is refused, too.
 
 An image whose highest probability is lower than that of 95 % of the validation images (evaluate.coverage, or
 --coverage) is none of the classes. This needs 20 validation images per class. Without them every image gets a class,
@@ -14,7 +14,8 @@ and stderr says why.
 
 Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
-reason. --model FILE asks for one of the two.
+reason. --model FILE asks for one of the two. While a training runs, or after it was stopped, the folder of params.yaml
+has no model: the last one, which dvc.lock names, is then taken from DVC's cache.
 
 --heatmap FOLDER writes a picture for each image: what the model sees of it, in grey, and over it, from dark blue to
 yellow, what speaks for the most likely class. The mean over all places is the logit, exactly (evaluation/heatmap.py).
@@ -22,9 +23,9 @@ This needs model.safetensors, a network with global average pooling and a linear
 two images with the same name the second one gets a number (a.png, a-2.png); with --json each answer names its picture.
 
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
-the current folder can be any. Otherwise only the paths, split.max_pixels and train.threads are read from it. They are
-not checked against this machine: it may predict where it could not train. A model.onnx is computed by onnxruntime,
-without torch: the first answer then takes less than a second.
+the current folder can be any. Otherwise only the paths, split.max_pixels, split.min_side and train.threads are read
+from it. They are not checked against this machine: it may predict where it could not train. A model.onnx is computed by
+onnxruntime, without torch: the first answer then takes less than a second.
 """
 
 import csv
@@ -145,5 +146,7 @@ def main(arguments: Namespace) -> int:
     images = tuple(map(Path, arguments.images))
     model = Path(arguments.model) if arguments.model else None
     heatmap = Path(arguments.heatmap) if arguments.heatmap else None
-    request = Request(images, model, arguments.device, arguments.max_pixels, arguments.coverage, heatmap)
+    request = Request(
+        images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap
+    )
     return 1 if predict(request, arguments.form, arguments.top) else 0

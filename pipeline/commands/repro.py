@@ -131,7 +131,11 @@ def repro(arguments: list[str]) -> int:
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:
-        earlier = summary.changes_since(evaluation, summary.last_evaluation(paths), cache)
+        now = summary.last_evaluation(paths)
+        earlier = [
+            *summary.changes_since(evaluation, now, cache),
+            *summary.question(summary.committed_evaluation(paths), now),
+        ]
         print(f"\n{summary.summary(paths, has_report='report' in stages, earlier=earlier)}")
     return status
 

@@ -295,7 +295,5 @@ def missing_settings(path: Path = FILE) -> str:
     names = list(document.missing_keys(document.read(path), Params().model_dump(mode="json")))
     if not names:
         return ""
-    return (
-        f"{path} lacks {', '.join(names)}; the default values are used; to see them: "
-        "perennial params; the params.yaml of a new clone has their lines"
-    )
+    remedy = "to see them: perennial params; the params.yaml of a new clone has their lines"
+    return f"{path} lacks {', '.join(names)}; the default values are used; {remedy}"

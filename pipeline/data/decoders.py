@@ -193,8 +193,12 @@ class NotDecoded(Refused):
         self.is_other = kind(reason) in (UNKNOWN, COMPANION) and not looks_like_image(path.name)
 
 
-def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
+def refusal(path: Path, error: Unusable, max_pixels: int, min_side: int) -> Refused:
     """The UserError for an unusable file, with what is allowed and the remedy."""
+    if error.reason == TOO_SMALL:
+        size, allowed = f"{error.size[0]} × {error.size[1]} pixels", f"sides of {min_side:,} pixels or more"
+        remedy = "give the original; to get an answer all the same: predict --min-side 1"
+        return Refused(Fault(str(path), "too small", "value", size, f"{allowed} (split.min_side)", remedy))
     if error.reason == TOO_LARGE:
         size = f"{error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes"
         allowed = (

@@ -42,6 +42,7 @@ SIDEWAYS = (5, 6, 7, 8)  # width and height are exchanged
 SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 STRIP = 2**18  # pixels that are converted or hashed at once
 NO_LIMIT = 2**62
+DRAFT = 4  # sides of a square that a JPEG at a reduced scale has at least
 
 RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
 
@@ -73,19 +74,20 @@ class DecodedImage:
 
 @contextmanager
 def decode(
-    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", sha256: str = ""
+    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", sha256: str = "", min_side: int = 1
 ) -> Iterator[DecodedImage]:
     """The decoded image. Its memory is reserved until the block ends. `grey`: how 16-bit grey is scaled.
 
     With `draft`, a JPEG is decoded at a half, a quarter or an eighth of its scale if its sides keep at least `draft`
-    pixels; that is faster. Raises UserError if the file cannot be used or has more than `max_pixels`, OSError if it
-    cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is raised for others.
+    pixels; that is faster. Raises UserError if the file cannot be used, has more than `max_pixels` or a side below
+    `min_side`, OSError if it cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is
+    raised for others.
     """
     try:
-        with _decode(path, 1, max_pixels, draft, grey, sha256) as result:
+        with _decode(path, min_side, max_pixels, draft, grey, sha256) as result:
             yield result
     except Unusable as error:
-        raise decoders.refusal(path, error, max_pixels) from None
+        raise decoders.refusal(path, error, max_pixels, min_side) from None
 
 
 def resize_to_square(
@@ -108,8 +110,13 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decode(path, max_pixels, 4 * size, grey, sha256=sha256) as original:
-        return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
+    with decode(path, max_pixels, DRAFT * size, grey, sha256=sha256) as original:
+        return as_square(original, size, fit)
+
+
+def as_square(original: DecodedImage, size: int, fit: Fit) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """A decoded image as `square_and_size` gives it. Its draft was DRAFT times `size`."""
+    return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
 
 
 def inspect_image(

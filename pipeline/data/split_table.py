@@ -23,6 +23,9 @@ def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]
     """The rows of all files, in order, with at least these columns. Raises UserError if the table is damaged."""
     with schema.reading(path, schema.checkout(path)):
         rows = files.read_csv(path)
+        ends = path.read_bytes().count(b"\r\n")  # and those inside of names, which a cell keeps
+        if ends and ends > sum(str(cell).count("\r\n") for row in rows for cell in row.values()):
+            raise ValueError("lines end with CRLF, as another program writes them")
         for number, row in enumerate(rows, start=2):
             if fault := _fault(row, columns):
                 raise ValueError(f"line {number}: {fault}")
@@ -70,6 +73,8 @@ def _fault_of_packed(row: dict[str, str]) -> str:
         return f"split {row['split']!r:.40} is none of {', '.join(splits)}"
     if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (row["width"], row["height"])):
         return f"size {row['width']!r:.20} × {row['height']!r:.20} is not two numbers of pixels"
+    if not (row["width"].strip("0") and row["height"].strip("0")):
+        return "an image without a pixel"
     path, label = row["path"], row.get("class", "-")
     if not (path and label) or path.startswith("/") or "\0" in path + label or ".." in path.split("/"):
         return f"path {path!r:.80} of class {label!r:.40} is no image's"

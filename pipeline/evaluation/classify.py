@@ -6,20 +6,23 @@ and a model.onnx does not need torch, whose import takes seconds.
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base import files, linux
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, missing, raise_if_any
 from pipeline.config import machine
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
 from pipeline.models import acceptance, description
-from pipeline.models.acceptance import Limit
+from pipeline.models.acceptance import Acceptance, Limit
 from pipeline.models.description import Description
+from pipeline.versioning import dvc_lock, integrity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.models.onnx_file import OnnxModel
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
+DESCRIPTION = "model.json"
 
 # path, class, its probability, what the limit says (answer), the probabilities of all classes in their order, and the
 # path of the picture, if one was asked for (heatmap)
@@ -46,6 +50,7 @@ class Request:
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
     coverage: float = 0  # of acceptance.limit; 0: that of the model
+    min_side: int | None = None  # None: split.min_side
     heatmap: Path | None = None  # a folder for the pictures of heatmap.py
 
 
@@ -56,12 +61,17 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
     """
     models = request.model or Path(config.paths.models)
     check_heatmap(request.heatmap, models)
+    if request.model is None and not (models / DESCRIPTION).exists():
+        return answers_from_cache(request, models, config, refusals)
     if models.name == WEIGHTS:
+        check_files(models.parent, DESCRIPTION)
         return torch_answers(request, models.parent, config, refusals)
     if request.model is not None and not models.is_dir():
         if request.device != "cpu":
             raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
+        check_files(models.parent, models.name)
         return onnx_answers(request, open_onnx(models), config, refusals)
+    check_files(models, DESCRIPTION)
     description_of_model, reason = description.load(models), "--heatmap looks into its layers"
     model = reason if request.heatmap else onnx_or_reason(models, description_of_model, request.device)
     if isinstance(model, str):
@@ -69,6 +79,26 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
         return torch_answers(request, models, config, refusals)
     print(f"predict: computed from {models / ONNX}", file=sys.stderr)
     return onnx_answers(request, model, config, refusals)
+
+
+def answers_from_cache(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
+    """The answers of the last model that dvc.lock names: DVC removes the model before a training. Raises UserError."""
+    from pipeline.evaluation import last_model
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not (lock := last_model.link(models, folder)):
+            raise missing(models / DESCRIPTION, description.REMEDY)
+        note = f"{models} has no model now (a training runs, or was stopped); that of {lock} is taken from DVC's cache"
+        print(f"predict: {note}", file=sys.stderr)
+        computed = answers(replace(request, model=folder), config, refusals)
+        return until_end(computed, stack.pop_all())
+
+
+def until_end(answers: Iterator[Answer], stack: ExitStack) -> Iterator[Answer]:
+    """The answers; what the stack holds is released after the last one."""
+    with stack:
+        yield from answers
 
 
 def check_heatmap(folder: Path | None, models: Path) -> None:
@@ -106,6 +136,8 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
          f"{path} is missing or empty; to be faster: evaluate.onnx: true, then perennial repro (or dvc pull)"),
         (not (model_json.weights or weights.is_file()),
          f"nothing says that {path} is of this model without that file; --model {path} needs no other"),
+        (integrity.differing([path]).get(path, False),
+         f"{path} is not the file of {dvc_lock.LOCK}; to be faster: dvc checkout"),
     )  # fmt: skip
     for applies, reason in reasons:
         if applies:
@@ -129,8 +161,8 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     from pipeline.models import onnx_file
 
     view = model.view
-    limit = check_limit(acceptance.limit(model.acceptance, model.weights, request.coverage), request)
-    for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
+    limit = limit_of(model.acceptance, model, request)
+    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
@@ -140,6 +172,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
     """The answers of model.safetensors in a folder. Each image is a batch of its own, as for `onnx_answers`."""
+    check_files(models, WEIGHTS, acceptance.FILE)
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
     set_variables(config.train, model_json := description.load(models))
@@ -154,10 +187,9 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
-    limit = check_limit(acceptance.limit(acceptance.read(models), model.weights, request.coverage), request)
+    limit = limit_of(acceptance.read(models), model, request)
     world = World(rank=0, local_rank=0, size=1, device=torch.device(request.device))
-    max_pixels = request.max_pixels or config.split.max_pixels
-    for image in photos.load_images(request.images, model.view, max_pixels, refusals):
+    for image in photos.load_images(request.images, model.view, *size_limits(request, config), refusals):
         compute = partial(image_logits, model, image, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
@@ -166,6 +198,11 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
             picture = heatmap.picture(image, model.view, maps[model.classes.index(answer["class"])])
             answer["heatmap"] = str(heatmap.save(picture, request.heatmap, image.path.stem))
         yield answer
+
+
+def size_limits(request: Request, config: Params) -> tuple[int, int]:
+    """The most pixels and the shortest side of an image: `split` excludes other images, so no model has seen one."""
+    return request.max_pixels or config.split.max_pixels, request.min_side or config.split.min_side
 
 
 def image_logits(model: "ExportedModel", image: "LoadedImage", world: "World") -> "NDArray[np.float64]":
@@ -181,8 +218,31 @@ def image_logits(model: "ExportedModel", image: "LoadedImage", world: "World") -
     return inference.predict_logits(model, store, sizes, row, batch_size=1, world=world)
 
 
-def check_limit(limit: Limit, request: Request) -> Limit:
-    """The limit. Stderr says why there is none. Raises UserError then, if the request has a coverage."""
+def check_files(models: Path, *names: str) -> None:
+    """Raise UserError if one of these files in the folder of a model is another one than dvc.lock says.
+
+    A model.json that no dvc.lock names has to have all its keys.
+    """
+    compared = integrity.differing(models / name for name in names)
+    remedy = f"to have that of {dvc_lock.LOCK}: dvc checkout; if the change is intended: dvc commit"
+    raise_if_any(
+        Fault(str(path), f"not what {dvc_lock.LOCK} says", "differs", remedy=remedy)
+        for path, differs in compared.items()
+        if differs
+    )
+    if DESCRIPTION in names and models / DESCRIPTION not in compared:
+        description.check_keys(models)
+
+
+def limit_of(content: Acceptance, model: "ExportedModel | OnnxModel", request: Request) -> Limit:
+    """The limit of a model. Stderr says why there is none. Raises UserError then, if the request has a coverage.
+
+    Also raises it if the content is of these weights, and of another number of classes.
+    """
+    if content.weights == model.weights and content.classes != len(model.classes):
+        value, reason = f"for {content.classes} classes", f"the model has {len(model.classes)}"
+        raise UserError(Fault(acceptance.FILE, value, "differs", reason, remedy="perennial repro, or dvc checkout"))
+    limit = acceptance.limit(content, model.weights, request.coverage)
     if limit.reason and request.coverage:
         raise UserError(Fault("--coverage", str(request.coverage), "missing", limit.reason, remedy="leave it out"))
     if limit.reason:

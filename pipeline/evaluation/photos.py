@@ -29,10 +29,15 @@ class LoadedImage:
     size: tuple[int, int]  # width and height that the square stands for, as in `Packed.sizes`
 
 
-def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
-    """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
+def load_image(path: Path, view: View, max_pixels: int, min_side: int = 1) -> LoadedImage:
+    """Decode one file once.
+
+    Raises UserError if it is not an image, cannot be read, has more than `max_pixels`, or a side below `min_side`.
+    """
     try:
-        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey, fit=view.fit))
+        draft = images.DRAFT * view.packed_size
+        with images.decode(path, max_pixels, draft, view.grey, min_side=min_side) as original:
+            return LoadedImage(path, *images.as_square(original, view.packed_size, view.fit))
     except OSError as error:
         raise _read_refusal(path, error) from None
 
@@ -55,7 +60,7 @@ def image_paths(path: Path) -> list[Path]:
 
 
 def load_images(
-    arguments: Sequence[Path], view: View, max_pixels: int, refusals: list[UserError]
+    arguments: Sequence[Path], view: View, max_pixels: int, min_side: int, refusals: list[UserError]
 ) -> Iterator[LoadedImage]:
     """Every image of these files and folders, in order. Other files are named on stderr and put into `refusals`.
 
@@ -82,7 +87,7 @@ def load_images(
         other_files = []  # files of a folder that are no images
         for path in paths:
             try:
-                yield load_image(path, view, max_pixels)
+                yield load_image(path, view, max_pixels, min_side)
             except UserError as error:
                 if isinstance(error, NotDecoded) and error.is_other and path != argument:
                     other_files.append(path)

@@ -27,10 +27,25 @@ class Evaluation:
 
 def last_evaluation(paths: Paths) -> Evaluation | None:
     """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
-    if not dvc_lock.LOCK.is_file() or dvc_lock.is_cut() or "evaluate" not in (stage_hashes := dvc_lock.read()):
+    return _evaluation(dvc_lock.here(), paths)
+
+
+def committed_evaluation(paths: Paths) -> Evaluation | None:
+    """The evaluation in the dvc.lock of the last commit; None if there is none."""
+    return _evaluation(dvc_lock.committed(), paths)
+
+
+def _evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation | None:
+    if "evaluate" not in stage_hashes:
         return None
     deps, outs = stage_hashes["evaluate"]["deps"], stage_hashes["evaluate"]["outs"]
     return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/{figures.PREDICTIONS}", ""))
+
+
+def question(committed: Evaluation | None, after: Evaluation | None) -> Rows:
+    """The command that compares this result with the committed one; empty if there is no other result."""
+    is_other = committed and after and committed.predictions != after.predictions
+    return [("better than before?", "perennial compare HEAD workspace")] if is_other else []
 
 
 def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
@@ -76,7 +91,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
     """The numbers of images, the test metrics, the files with more, and the next commands; empty before an evaluation.
 
     `has_report`: whether the page in paths.reports is of the same run; it is named at the end. `earlier`: the rows of
-    `changes_since`.
+    `changes_since` and `question`.
     """
     folder = Path(paths.metrics)
     table = folder / split_report.IMAGES

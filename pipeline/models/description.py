@@ -3,12 +3,14 @@
 The metadata of model.onnx has a part of it. Both are read by the same schema.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from pipeline.base import schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, damaged
+from pipeline.base.text import in_words
 from pipeline.config import machine
 from pipeline.config.params import WHOLE, Arithmetic, Fit, Grey, Params
 
@@ -68,6 +70,19 @@ def usable_arithmetic(models: Path) -> Arithmetic:
         remedy = "take another CPU, or train again with train.arithmetic: native"
         raise UserError(Fault(f"{models}/model.json", value, "machine", reason, remedy=remedy))
     return arithmetic
+
+
+def check_keys(models: Path) -> None:
+    """Raise UserError if model.json lacks a key that older versions did not write.
+
+    Without `weights` nothing says of which model.safetensors it is.
+    """
+    path, content = models / "model.json", load(models)
+    raw = json.loads(path.read_bytes())
+    lacking = [*(asdict(content).keys() - raw.keys()), *(asdict(content.view).keys() - raw["view"].keys())]
+    if lacking or not content.weights:
+        names = in_words(sorted(lacking) or ["weights"])
+        raise damaged(path, f"it has no {names}, and no dvc.lock says that it is whole", REMEDY)
 
 
 def load(models: Path) -> Description:

@@ -51,7 +51,7 @@ class Run:
 def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, str]]) -> str:
     """The page as HTML. `test`: a sentence with the result of the test; `changes`: a setting and its value in each run.
 
-    Both runs have the same test images, in the same order.
+    The predictions of both runs are of the same test images, in the same order.
     """
     runs = (first, second)
     hits = list(zip(first.hits, second.hits, strict=True))

@@ -169,12 +169,27 @@ def restore() -> str:
     if text := _whole_text(BACKUP):
         files.write_text(LOCK, text)
         return "put back as it was before the last run"
-    committed = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
-    if committed.returncode == 0 and is_whole(committed.stdout):
-        files.write_text(LOCK, committed.stdout)
+    if text := _committed_text():
+        files.write_text(LOCK, text)
         return "put back as it was last committed"
     LOCK.unlink()
     return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
+
+
+def here() -> StageHashes:
+    """The stages of the dvc.lock of this folder; none without one, and of one that a killed DVC has cut."""
+    return read() if LOCK.is_file() and not is_cut() else {}
+
+
+def committed() -> StageHashes:
+    """The stages of the dvc.lock of the last commit; none without one that is whole."""
+    return stage_hashes(_table(_committed_text()).get("stages", {}))
+
+
+def _committed_text() -> str:
+    """The text of the dvc.lock of the last commit; empty if there is none, or it is cut."""
+    shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
+    return shown.stdout if shown.returncode == 0 and is_whole(shown.stdout) else ""
 
 
 def _whole_text(path: Path) -> str:

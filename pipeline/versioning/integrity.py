@@ -227,6 +227,14 @@ def damage(stage_hashes: dvc_lock.StageHashes) -> list[Fault]:
     return faults
 
 
+def differing(paths: Iterable[Path]) -> dict[Path, bool]:
+    """Whether each file differs from the dvc.lock of this folder, of those that it names and that are there."""
+    outs = dvc_lock.outputs(dvc_lock.here())
+    names = {os.path.relpath(path): path for path in paths if path.is_file()}  # reading a pipe would wait for ever
+    outputs, _ = inspect_outputs({name: outs[name] for name in names if name in outs}, load_memory())
+    return {names[output.path]: output.differs for output in outputs}
+
+
 def check(stage: str) -> list[str]:
     """Compare the outputs of other stages that `stage` reads with dvc.lock. Raises UserError if one differs.
 
