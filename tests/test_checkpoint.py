@@ -24,6 +24,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE
 
 STEPS = 4
+OURS, OTHER = "1" * 64, "2" * 64  # fingerprints of runs
 
 
 def learner() -> Learner:
@@ -35,7 +36,7 @@ def job(folder: Path) -> Job:
     """A job of STEPS steps for saving and resuming, which need no images and no store."""
     config: Any = params.parse(change(on_cpu(read_params()), train__epochs=STEPS, train__batch_size=2))
     packed = SimpleNamespace(rows=lambda split: range(2))
-    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), Run(folder, ""))
+    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), Run(folder, OURS))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def resume_in(folder: Path) -> state.Progress:
         {}, {"model": None}, {"model": 5}, {"model": {}}, {"optimizer": {}}, {"optimizer": [1]},
         {"totals": torch.zeros(0)}, {"totals": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
         {"progress": {"step": 1, "never": 1}}, {"progress": {"step": STEPS + 1}}, {"progress": {"step": 10**6}},
-        {"progress": {"step": -5}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
+        {"progress": {"step": -5}}, {"hardware": {}}, {"hardware": 7}, {"added": 1}, {"fingerprint": None},
+        {"fingerprint": 7},
     ],
     ids=str,
 )  # fmt: skip
@@ -73,6 +75,18 @@ def test_a_checkpoint_with_another_content_is_named(
         resume_in(tmp_path)
     faults = {(fault.key, fault.kind) for fault in refused.value.faults}
     assert faults in ({(str(tmp_path / runs.CHECKPOINT), "damaged")}, {(str(tmp_path), "differs")})  # of the hardware
+
+
+@pytest.mark.parametrize("path", [runs.CHECKPOINT, f"previous-{runs.CHECKPOINT}"])
+def test_a_checkpoint_of_another_run_is_refused(content_of_run: dict[str, Any], tmp_path: Path, path: str) -> None:
+    """Its seed or its learning rate may be another: nobody trains on in it, wherever its file was copied from."""
+    checkpoint.save(tmp_path / path, {**content_of_run, "fingerprint": OTHER})
+    with refuses((tmp_path / runs.CHECKPOINT, "differs")) as refused:
+        resume_in(tmp_path)
+    (fault,) = refused.value.faults
+    assert [OTHER[:16] in fault.value, OURS[:16] in fault.reason] == [True, True]
+    checkpoint.save(tmp_path / runs.CHECKPOINT, content_of_run)
+    assert resume_in(tmp_path).step == 3
 
 
 @pytest.mark.parametrize("step", [0, STEPS])

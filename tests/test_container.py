@@ -17,8 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from pipeline.config import machine, params, validity
-from pipeline.planning import locked
+from pipeline.config import locked, machine, params, validity
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.trainings import small_world
 

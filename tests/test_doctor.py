@@ -128,6 +128,24 @@ def test_packages_are_held_against_the_lock() -> None:
     assert doctor.packages(*here).fault == ""
 
 
+def test_a_package_that_is_not_as_locked_is_a_fact_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen without a stamp: a lock that a pull has changed, and what pip has changed since the installation."""
+    assert machine.read().other_packages == ()
+    pip = tmp_path / "packages/pillow-0.1.dist-info"
+    pip.mkdir(parents=True)
+    (pip / "METADATA").write_text("Metadata-Version: 2.4\nName: Pillow\nVersion: 0.1\n\nName: other\nVersion: 7\n")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(pip.parent)
+        assert [said.split()[:2] for said in machine.read().other_packages] == [["pillow", "0.1"]]
+    (tmp_path / machine.LOCKED_PACKAGES).parent.mkdir()
+    text = (PROJECT / machine.LOCKED_PACKAGES).read_text()
+    (tmp_path / machine.LOCKED_PACKAGES).write_text(re.sub(r"(?m)^pillow==\S+", "pillow==99.0.0", text))
+    assert [said.split()[0] for said in machine.other_packages(tmp_path)] == ["pillow"]
+    assert machine.other_packages(tmp_path / "none") == ()
+
+
 def test_the_doctor_ends_with_1_where_the_params_cannot_run(tmp_path: Path) -> None:
     """The default params need a GPU. Without one, the doctor prints the refusal and ends with status 1."""
     if machine.read().cuda_devices:

@@ -10,14 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.engine import rendezvous
+from pipeline.engine.world import World, check_size
 from pipeline.stages.launch import placed_by_cluster
 from tests.conftest import on_cpu
 from tests.faults import network
@@ -87,6 +91,60 @@ def test_a_cluster_with_other_numbers_than_the_params_is_refused(raw: dict[str, 
             placed_by_cluster(two, {"PET_NODE_RANK": rank})
     assert placed_by_cluster(two, {"PET_NODE_RANK": "1"}) == two.model_copy(update={"node_rank": 1})
     assert placed_by_cluster(two, {}) == two
+    with refuses(("PET_MASTER_ADDR, PET_MASTER_PORT", "value")):
+        placed_by_cluster(two, {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node0", "PET_MASTER_PORT": "http"})
+
+
+PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+ODD: list[tuple[dict[str, str], list[str]]] = [
+    ({"RANK": "2"}, ["RANK"]), ({"RANK": "-1"}, ["RANK"]), ({"RANK": "first"}, ["RANK"]),
+    ({"RANK": "\u0661"}, ["RANK"]),
+    ({"LOCAL_RANK": "7"}, ["LOCAL_RANK"]), ({"WORLD_SIZE": "0"}, ["WORLD_SIZE"]), ({"WORLD_SIZE": ""}, ["WORLD_SIZE"]),
+    ({"WORLD_SIZE": "1000000000000"}, ["WORLD_SIZE"]), ({"RANK": "x", "WORLD_SIZE": "x"}, ["RANK", "WORLD_SIZE"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "names"), ODD)
+def test_numbers_that_no_launcher_gives_are_refused(changes: dict[str, str], names: list[str]) -> None:
+    """The variables of torchrun and of srun, in one sentence each."""
+    assert World.from_env(PLACE, "cpu").size == 2
+    slurms = dict(zip(PLACE, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"), strict=True))
+    for own in (dict(zip(PLACE, PLACE, strict=True)), slurms):
+        environ = {own[name]: value for name, value in {**PLACE, **changes}.items()}
+        with refuses(*((own[name], "value") for name in names)):
+            World.from_env(environ, "cpu")
+
+
+def test_an_address_that_no_launcher_gives_is_refused() -> None:
+    """A port that is none, and a step of Slurm that lacks a number or has an odd one."""
+    for odd in ({}, {"MASTER_PORT": "http"}, {"MASTER_PORT": "65536"}, {"MASTER_ADDR": "", "MASTER_PORT": "1"}):
+        with refuses(("MASTER_ADDR, MASTER_PORT", "value")):
+            rendezvous.address({"MASTER_ADDR": "localhost", **odd})
+    step = {"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    assert rendezvous.address(step)[0] == "a"
+    for odd in ({}, {**step, "SLURM_JOB_ID": "x"}, {**step, "SLURM_STEP_NODELIST": "["}):
+        with refuses((", ".join(step), "value")):
+            rendezvous.address(odd)
+
+
+def test_another_number_of_processes_than_the_params_say_is_refused(raw: dict[str, Any]) -> None:
+    """It would be another model: `torchrun --nproc_per_node=2` with run.processes: 1. Elastic runs may have fewer."""
+    run = params.parse(on_cpu(raw, **TWO)).run
+
+    def worlds(**changes: int) -> list[int]:
+        """The sizes of worlds that are allowed."""
+        allowed = []
+        for size in range(1, 6):
+            with suppress(UserError):
+                check_size(World(0, 0, size, torch.device("cpu")), run.model_copy(update=changes))
+                allowed.append(size)
+        return allowed
+
+    assert worlds(processes=1) == [1]
+    assert worlds(processes=2) == [2]
+    assert worlds(processes=4, min_processes=2) == [2, 3, 4]
+    with refuses(("run.processes", "differs")):
+        check_size(World(0, 0, 1, torch.device("cpu")), run)
 
 
 @pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")

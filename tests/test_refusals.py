@@ -96,6 +96,7 @@ OTHERS: list[tuple[dict[str, Any], Machine, str, Kind]] = [
     ({"train__compile": True}, Machine(0, "missing", False), "train.compile", "machine"),
     ({"train__arithmetic": "portable"}, WITHOUT_FMA, "train.arithmetic", "machine"),
     ({}, Machine(0, "missing", True, stale_files=("requirements/lock.txt",)), "requirements/lock.txt", "differs"),
+    ({}, Machine(0, "missing", True, other_packages=("a 1 (locked: 2)",) * 9), "requirements/lock.txt", "machine"),
     ({"split__group": "patient"}, CPU_ONLY, "split.group", "value"),
     ({"split__group": "(a)(b)"}, CPU_ONLY, "split.group", "value"),
     ({"split__group": "a("}, CPU_ONLY, "split.group", "value"),

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from pipeline.__main__ import LAUNCHED, module_of
 from pipeline.command_line import COMMANDS
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, limited
+from tests.helpers import starts
 from tests.helpers.modules import MODULES, closure, imports, modules_of
+from tests.helpers.projects import edited, stages_folder
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the program.
 LAYERS = (
@@ -150,6 +153,37 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
     code = set(dvc_lock.code("train"))
     assert code_of("train") | {Path("requirements/lock.txt"), Path("docker/pins.env")} <= code
     assert not [path for path in code if path.parts[:2] == ("pipeline", "commands")]
+
+
+NEW_CODE = {  # a line of stages/weights.py → the same line with an import of a new module
+    "from pipeline.stages import frame": "from pipeline.stages import frame; from pipeline.models import own",
+    "    model, choice =": "    from pipeline.models.own import deep; model, choice =",
+}
+
+
+@pytest.mark.parametrize("line", NEW_CODE)
+@pytest.mark.parametrize("new", ["pipeline/models/own.py", "pipeline/models/own/__init__.py"])
+def test_a_stage_refuses_a_module_that_is_none_of_its_deps(line: str, new: str, tmp_path: Path) -> None:
+    """A new file that a stage imports, at its start or later, has to be in dvc.yaml: DVC would not see its changes."""
+    folder = stages_folder(tmp_path)
+    for name in ("pipeline", "dvc.yaml"):
+        (folder / name).unlink()
+    shutil.copytree(PROJECT / "pipeline", folder / "pipeline", symlinks=True)
+    (folder / new).parent.mkdir(exist_ok=True)
+    (folder / new).write_text("from pipeline.models import description\n\n\ndef deep() -> None: ...\n")
+    edited("pipeline/stages/weights.py", line, NEW_CODE[line])(folder)
+    (folder / "pipeline/models/unused.py").write_text("def unused() -> None: ...\n")
+    text = (PROJECT / "dvc.yaml").read_text()
+    command = [sys.executable, "-m", "pipeline", "weights"]
+    for listed, status in (((), 1), ((new,), 1), ((new, "pipeline/models/description.py"), 0)):
+        added = "".join(f"      - {path}\n" for path in listed)
+        stage = "      - pipeline/stages/weights.py\n"
+        (folder / "dvc.yaml").write_text(text.replace(stage, stage + added))
+        done = starts.run(command, cwd=folder)
+        assert done.returncode == status, done.stderr
+        named = re.findall(r"add to its deps the line: - (\S+)", done.stderr)
+        assert named == sorted({new, "pipeline/models/description.py"} - {*listed})
+        assert (folder / "data/weights").exists() == (status == 0 or line.startswith(" "))
 
 
 @pytest.mark.parametrize(

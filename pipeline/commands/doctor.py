@@ -20,12 +20,11 @@ from pathlib import Path
 
 from pipeline.base import linux
 from pipeline.base.errors import UserError
-from pipeline.config import machine, params, validity
+from pipeline.config import locked, machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
 from pipeline.data import originals
-from pipeline.planning import locked
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 TESTS = Path("requirements/test.txt")
@@ -206,7 +205,7 @@ def packages(lock: str, tests: str) -> Finding:
     same = len(needed) - len(locked.differences(needed))
     fault = ""
     if different:
-        fault = f"{', '.join(different)}: install the locked versions: make -B setup, or make image for the container"
+        fault = f"{', '.join(different)}: {locked.REMEDY}"
     return Finding("packages", f"{same} as in {machine.LOCKED_PACKAGES}, {len(different)} not as locked", fault)
 
 

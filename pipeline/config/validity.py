@@ -13,14 +13,15 @@ from pathlib import PurePosixPath
 
 from pipeline.base.errors import Fault
 from pipeline.base.text import did_you_mean
-from pipeline.config import resolution, rules
+from pipeline.config import locked, resolution, rules
 from pipeline.config.document import short_text
-from pipeline.config.machine import Machine
+from pipeline.config.machine import LOCKED_PACKAGES, Machine
 from pipeline.config.model_names import MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "perennial start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
+MOST_PACKAGES = 5  # that a refusal names
 MAX_PER_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
 RESERVED = frozenset({  # the paths of the project's own files and of the stages' outputs; a test compares them
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
@@ -43,6 +44,7 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
     """Every reason why these params cannot run on this machine; empty if they can."""
     checks = (
         _image(machine),
+        _packages(machine),
         _hardware(params.train, params.run, machine),
         _apex(params.train, machine),
         rules.faults(params),
@@ -62,6 +64,13 @@ def _image(machine: Machine) -> Iterator[Fault]:
     if machine.stale_files:
         reason, remedy = "not the file that this container's image was built from", "build it again: make image"
         yield Fault(", ".join(machine.stale_files), "changed", "differs", reason, "the same file", remedy)
+
+
+def _packages(machine: Machine) -> Iterator[Fault]:
+    if different := machine.other_packages:
+        more = f" … and {len(different) - MOST_PACKAGES} more" if len(different) > MOST_PACKAGES else ""
+        reason = f"{', '.join(different[:MOST_PACKAGES])}{more}"
+        yield Fault(str(LOCKED_PACKAGES), "other packages are installed", "machine", reason, remedy=locked.REMEDY)
 
 
 def _may_be_on_login_node(run: Run, machine: Machine) -> bool:

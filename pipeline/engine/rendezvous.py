@@ -11,8 +11,9 @@ from datetime import timedelta
 import psutil
 import torch.distributed as dist
 
-from pipeline.base.errors import Fault, UserError
-from pipeline.engine.world import World, has_launcher
+from pipeline.base.errors import Fault, UserError, one_line
+from pipeline.config.params import HOST_PORT, PATTERNS
+from pipeline.engine.world import START, World, has_launcher
 
 Store = dist.Store
 
@@ -20,12 +21,19 @@ Store = dist.Store
 def address(environ: Mapping[str, str]) -> tuple[str, str]:
     """The host of rank 0, and the URL that torch calls the init method.
 
-    torchrun and `spawn` set them. Under Slurm they follow from the job.
+    torchrun and `spawn` set them. Under Slurm they follow from the job. Raises UserError for values of no launcher.
     """
     if "MASTER_ADDR" in environ:
+        place = f"{environ['MASTER_ADDR']}:{environ.get('MASTER_PORT', '')}"
+        if not re.fullmatch(HOST_PORT, place):
+            raise UserError(Fault("MASTER_ADDR, MASTER_PORT", place, "value", allowed=PATTERNS[HOST_PORT]))
         return environ["MASTER_ADDR"], "env://"
-    host = first_host(environ["SLURM_STEP_NODELIST"])
-    job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    try:
+        host = first_host(environ["SLURM_STEP_NODELIST"])
+        job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    except (KeyError, ValueError) as error:
+        names = "SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID"
+        raise UserError(Fault(names, "not those of srun", "value", one_line(error), remedy=START)) from None
     # One port for every step of every job, below the ports that the system assigns.
     return host, f"tcp://{host}:{15000 + (job * 31 + step) % 15000}"
 

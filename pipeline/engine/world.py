@@ -1,10 +1,14 @@
 """The rank of this process and the world size, from the variables that the launcher sets."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.config.params import Run
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -14,6 +18,8 @@ LAUNCHER_VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
 )
+MOST = 10_000  # processes of a run
+START = "perennial train (or features, evaluate) starts its processes"
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,17 @@ class World:
     def from_env(cls, environ: Mapping[str, str], device: DeviceKind) -> "World":
         """The world that torchrun, `spawn` or srun describes in the environment; a single process without a launcher.
 
-        `spawn` sets the same variables as torchrun.
+        `spawn` sets the same variables as torchrun. Raises UserError for values that no launcher sets.
         """
         names = _variables(environ)
-        rank, local_rank, size = (int(environ[name]) for name in names) if names else (0, 0, 1)
+        rank, local_rank, size = (_number(environ[name]) for name in names) if names else (0, 0, 1)
+        last = max(size, 1) - 1
+        limits = zip(names, (rank, local_rank, size), ((0, last), (0, last), (1, MOST)), strict=False)
+        raise_if_any(
+            Fault(name, repr(environ[name]), "value", allowed=f"{least} to {most}", remedy=START)
+            for name, value, (least, most) in limits
+            if not least <= value <= most
+        )
         return cls(
             rank, local_rank, size, torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
         )
@@ -45,6 +58,21 @@ class World:
     def share(self, count: int) -> range:
         """Which of `count` things, such as microbatches, this process works on."""
         return share(count, self.rank, self.size)
+
+
+def check_size(world: World, run: Run) -> None:
+    """Raise UserError if the launcher has started another number of processes than run.processes says.
+
+    They would train another model than the one of dvc.lock. With run.min_processes fewer are allowed.
+    """
+    if not (run.min_processes or run.processes) <= world.size <= run.processes:
+        reason = f"the launcher has started {world.size}"
+        raise UserError(Fault("run.processes", str(run.processes), "differs", reason, remedy=START))
+
+
+def _number(text: str) -> int:
+    """A whole number of at most nine digits; -1 for any other text."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 def share(count: int, rank: int, size: int) -> range:

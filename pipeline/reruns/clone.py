@@ -14,10 +14,9 @@ from pathlib import Path
 
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, params
+from pipeline.config import document, locked, params
 from pipeline.config.machine import LOCKED_PACKAGES
 from pipeline.config.params import Params
-from pipeline.planning import locked
 from pipeline.reruns import folder, repetition, runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes

@@ -4,6 +4,7 @@ perennial features, perennial evaluate      (perennial train: launch_train.py)
 """
 
 import os
+import re
 import sys
 import tempfile
 from argparse import Namespace
@@ -15,7 +16,7 @@ from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.model_names import TIMM
-from pipeline.config.params import Arithmetic, Params, Run, Train
+from pipeline.config.params import HOST_PORT, PATTERNS, Arithmetic, Params, Run, Train
 from pipeline.data import feature_file
 from pipeline.engine import environment, launchers
 from pipeline.engine.exits import ENDED_NOTE
@@ -118,6 +119,9 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     )
     host, port = environ.get("PET_MASTER_ADDR"), environ.get("PET_MASTER_PORT", "29500")  # torchrun's default
     place = {"rendezvous": f"{host}:{port}"} if host else {}
+    if host and not re.fullmatch(HOST_PORT, place["rendezvous"]):
+        fault = Fault("PET_MASTER_ADDR, PET_MASTER_PORT", place["rendezvous"], "value", allowed=PATTERNS[HOST_PORT])
+        raise UserError(fault)
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 

@@ -20,7 +20,7 @@ from pipeline.config.params import Params
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.world import World
+from pipeline.engine.world import World, check_size
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
 from pipeline.training import calibration, claim, monitor, results, schedule, solved
@@ -135,6 +135,7 @@ def run(config: Params) -> None:
     start, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
+    check_size(world, config.run)  # before the processes wait for each other
     meeting = rendezvous.connect_store(world, timeout)
     with ExitStack() as stack:
         stack.enter_context(explain_torch_errors(settings))

@@ -31,6 +31,7 @@ class Content:
     totals: Tensor  # Totals.sums of all processes
     progress: Progress
     hardware: dict[str, Any]
+    fingerprint: str  # of its run
 
 
 def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
@@ -51,8 +52,8 @@ def _save(job: Job, learner: Learner, totals: Totals, progress: Progress, path: 
     sums = distributed.all_reduce_sum(totals.sums.clone())
     if job.world.is_main:
         hardware = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
-        state = {**learner.state_dict(), "totals": sums, "progress": asdict(progress), "hardware": hardware}
-        checkpoint.save(path, state, keep_previous)
+        facts = {"progress": asdict(progress), "hardware": hardware, "fingerprint": job.run.fingerprint}
+        checkpoint.save(path, {**learner.state_dict(), "totals": sums, **facts}, keep_previous)
 
 
 def newest_checkpoint(path: Path, remedy: str) -> dict[str, Any] | None:
@@ -77,8 +78,8 @@ def newest_checkpoint(path: Path, remedy: str) -> dict[str, Any] | None:
 def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     """Load the working checkpoint, if there is one, into the learner and the totals. Returns the progress.
 
-    Raises UserError if the checkpoint is damaged, or from hardware that computes other bits; and if a claim begins with
-    another file, and the claim has another state there.
+    Raises UserError if the checkpoint is damaged, of another run, or from hardware that computes other bits; and if a
+    claim begins with another file, and the claim has another state there.
     """
     path = Path(job.claim.start or job.run.checkpoint)
     remedy = checkpoint_copy.start_again(job.config.run, path.parent, job.run.fingerprint)
@@ -89,6 +90,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     steps = sampler.steps(job.config.train.epochs, job.rows, job.config.train.batch_size)
     try:
         content = schema.validate(state, Content)
+        check_run(job, path, content.fingerprint)
         if not 0 <= content.progress.step <= steps:
             raise ValueError(f"it is of step {content.progress.step}, and this run has the steps 0 to {steps}")
         check_hardware(job, content.hardware)
@@ -105,6 +107,18 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
             digest = chain.sha256(chain.whole_state(learner, content.progress))
             job.claim.check_start(len(content.progress.history), digest)
     return content.progress
+
+
+def check_run(job: Job, path: Path, fingerprint: str) -> None:
+    """Raise UserError if the checkpoint at `path` is of another run: one with other params, data or code.
+
+    The name of its folder does not show it: somebody may have copied the file. A claim compares the state itself.
+    """
+    ours = job.run.fingerprint
+    if fingerprint != ours and not job.claim.start:
+        again = checkpoint_copy.start_again(job.config.run, path.parent, ours)
+        value, reason = f"of the run {fingerprint[:16]}", f"this run is {ours[:16]}"
+        raise UserError(Fault(str(path), value, "differs", reason, remedy=again))
 
 
 def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
