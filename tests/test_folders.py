@@ -34,6 +34,9 @@ def layout_of(folder: Path) -> Layout:
     [
         (("training", "dev", "testing"), SPLITS), (("TRAIN", "VALID", "Test"), SPLITS),
         (("train", "validation"), ("train", "val")), (("Training",), ("train",)),
+        (("training_set", "test_set"), ("train", "test")), (("train2017", "val2017"), ("train", "val")),
+        (("TrainImages", "ValidImages", "TestImages"), SPLITS), (("seg_train", "seg_test"), ("train", "test")),
+        (("flowers-train", "flowers-val", "flowers-test"), SPLITS), (("训练集", "验证集", "测试集"), SPLITS),
     ],
 )  # fmt: skip
 def test_a_split_is_understood_in_any_usual_spelling(
@@ -47,6 +50,13 @@ def test_a_split_is_understood_in_any_usual_spelling(
         for top, part in zip(tops, parts, strict=True)
         for label in layout.classes
     }
+
+
+def test_a_class_with_a_word_of_a_split_stays_a_class(tmp_path: Path) -> None:
+    """Other words that are not the same beside each word of a split name things."""
+    names = ["bullet train", "crash_test", "dev_board", "test_tube", "train_station", "trainer", "val_board"]
+    layout = layout_of(touch(tmp_path, *(f"{name}/1.png" for name in names)))
+    assert (layout.classes, {file.given_split for file in layout.image_files}) == (names, {""})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from pipeline.data.layout import (
     looks_like_image,
     similar_class_notes,
     split_of,
+    splits_of,
     unused_images_note,
 )
 from pipeline.data.split_table import SPLITS
@@ -119,7 +120,8 @@ def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
 
     Raises UserError if a split is there twice, or is beside a class folder.
     """
-    splits = {top: split for split in SPLITS for top in tops if split_of(top) == split}
+    found = splits_of(tops)
+    splits = {top: split for split in SPLITS for top in tops if found.get(top) == split}
     classes = [top for top in tops if top not in splits]
     if len(set(splits.values())) < len(splits):
         value, remedy = f"folders {' and '.join(splits)}", "merge the folders that mean the same"
@@ -156,6 +158,12 @@ def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], not
     for name in filter(split_of, classes):  # the folders have one level too many
         value, remedy = f"class folder {name!r}", "remove the extra level of folders, or rename the class"
         raise UserError(Fault(where, value, "value", "it has the name of a split", "any other name", remedy))
+    for label in classes:
+        inner = splits_of(_subfolders(names, f"{label}/"))
+        if len(set(inner.values())) > 1:  # else all images of a split would be one class, and all parts would mix
+            value, allowed = f"folders {in_words([f'{label}/{name}' for name in inner])}", "the class below the split"
+            remedy = f"move them, such as {label}/{min(inner)} to {min(inner)}/{label}"
+            raise UserError(Fault(where, value, "value", "splits below a class", allowed, remedy))
     if set(classes) == YOLO:
         value, reason = "folders images and labels", "a layout for object detection"
         raise UserError(Fault(where, value, "value", reason, f"one folder per class, or {TABLE}"))
