@@ -70,6 +70,7 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
         for file, info in zip(image_files, inspected, strict=True)
     ]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
+    duplicates.check_copied_classes(image_files, infos)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     unused = {*corrected.layout.classes} - {*layout.classes}
     unused_images = [LEAVE_OUT if file.label in unused else "" for file in image_files]
