@@ -16,6 +16,7 @@ from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
+from tests.helpers.refusals import refuses
 
 
 @pytest.fixture
@@ -34,6 +35,22 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
     assert (left_out(rows)["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
+
+
+@pytest.mark.parametrize(("copies", "rule"), [("pets/cat", "together"), ("all", "ignore")])
+def test_a_folder_of_copies_of_another_class_is_named(small: Path, copies: str, rule: str) -> None:
+    """Nested or flat. Nine of ten images are enough; of seven, the equal ones are only left out."""
+    (small / copies).mkdir(parents=True)
+    for seed in range(200, 210):
+        put(small / copies / f"{seed}.png", seed)
+    for number in range(7):
+        shutil.copy(small / f"cat/{number}.png", small / copies)
+    assert sum(left_out(do_split(small)[0]).values()) == 14
+    for number in (7, 8):
+        shutil.copy(small / f"cat/{number}.png", small / copies)
+    with refuses(("classes", "value")) as error:
+        do_split(small, duplicates=rule)
+    assert repr(copies.partition("/")[0]) in error.value.faults[0].value
 
 
 def test_broken_images_are_no_duplicates_of_one_another() -> None:

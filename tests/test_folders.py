@@ -34,6 +34,9 @@ def layout_of(folder: Path) -> Layout:
     [
         (("training", "dev", "testing"), SPLITS), (("TRAIN", "VALID", "Test"), SPLITS),
         (("train", "validation"), ("train", "val")), (("Training",), ("train",)),
+        (("training_set", "test_set"), ("train", "test")), (("train2017", "val2017"), ("train", "val")),
+        (("TrainImages", "ValidImages", "TestImages"), SPLITS), (("seg_train", "seg_test"), ("train", "test")),
+        (("flowers-train", "flowers-val", "flowers-test"), SPLITS), (("训练集", "验证集", "测试集"), SPLITS),
     ],
 )  # fmt: skip
 def test_a_split_is_understood_in_any_usual_spelling(
@@ -47,6 +50,14 @@ def test_a_split_is_understood_in_any_usual_spelling(
         for top, part in zip(tops, parts, strict=True)
         for label in layout.classes
     }
+
+
+def test_a_class_with_a_word_of_a_split_stays_a_class(tmp_path: Path) -> None:
+    """Other words that are not the same beside each word of a split name things."""
+    names = ["bullet train", "crash_test", "dev_board", "test_tube", "train_station", "trainer", "val_board"]
+    names += ["with_mask", "without_mask"]
+    layout = layout_of(touch(tmp_path, *(f"{name}/1.png" for name in names)))
+    assert (layout.classes, {file.given_split for file in layout.image_files}) == (names, {""})
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,14 @@ def test_classes_that_differ_in_case_or_blanks_are_named(
     layout = layout_of(touch(tmp_path, *(f"{label}/1.png" for label in labels)))
     assert layout.classes == sorted(labels)
     assert [note.partition(": ")[2].partition("; ")[0] for note in layout.notes] == groups
+
+
+def test_folders_of_systems_in_an_old_list_are_counted() -> None:
+    """A list of files that an earlier version wrote has them; they are no class, and none of their images is used."""
+    names = ["#recycle/3.png", "@eaDir/cat/1.png", "cat/1.png", "cat/@eaDir/1.png/THUMB.png", "dog/2.png"]
+    layout = folders.interpret("images", names, lambda _: b"")
+    assert (layout.classes, [file.path for file in layout.image_files]) == (["cat", "dog"], ["cat/1.png", "dog/2.png"])
+    assert [note.partition(" ")[0] for note in layout.notes] == ["3"]
 
 
 def test_names_that_a_spreadsheet_runs_are_noted() -> None:

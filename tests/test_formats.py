@@ -62,6 +62,13 @@ def sixteen_bits(file_format: str, seed: int, bits: int = 16) -> File:
     return encode(Image.fromarray(values), file_format), Image.fromarray((values // 256).astype(np.uint8))
 
 
+def white_zero(seed: int, order: str) -> File:
+    """A TIFF of 16-bit grey in this order of bytes, with the tag that white is 0."""
+    grey = np.asarray(scene(seed).convert("L"))
+    values = (65535 - grey.astype(np.uint16) * 257).astype(f"{order}u2")
+    return encode(Image.fromarray(values), "TIFF", tiffinfo={262: 0}), Image.fromarray(grey)
+
+
 def numbers(seed: int, kind: type, factor: float) -> File:
     """A TIFF of grey values for which no value is known to be white."""
     values = np.asarray(scene(seed).convert("L")).astype(kind) * kind(factor)
@@ -139,6 +146,9 @@ CASES = (  # the heads of videos and sidecars: `test_every_video_and_sidecar_is_
     Case("TIFF, CMYK.tif", partial(plain, "TIFF", mode="CMYK"), tolerance=6),
     Case("TIFF, pages.tiff", partial(several, "TIFF"), has_more=True),
     Case("TIFF, 16-bit grey.tiff", partial(sixteen_bits, "TIFF")),
+    Case("TIFF, 16-bit grey, white is 0.tiff", partial(white_zero, order="<")),
+    Case("TIFF, 16-bit grey, white is 0, the highest byte first.tiff", partial(white_zero, order=">")),
+    Case("TIFF, fractions of colours.tif", partial(raw, _339=(3, 3, 3)), of("TIFF of a rare kind")),
     Case("TIFF, fractions.tiff", partial(numbers, kind=np.float32, factor=1 / 255), "not decodable"),
     Case("TIFF, 32-bit grey.tiff", partial(numbers, kind=np.int32, factor=2**20), "not decodable"),
     Case("GIF.gif", partial(plain, "GIF", mode="P"), tolerance=25),
@@ -165,6 +175,7 @@ CASES = (  # the heads of videos and sidecars: `test_every_video_and_sidecar_is_
     Case("Canon raw.CR3", partial(boxes, b"crx \0\0\0\1crx isom"), of("camera raw")),
     Case("Nikon raw.NEF", partial(raw, _254=1, _330=8), of("camera raw")),
     Case("DNG.dng", partial(raw, _50706=b"\1\4\0\0"), of("camera raw")),
+    Case("DNG, pixels of a sensor.dng", partial(raw, _50706=b"\1\4\0\0", _262=32803), of("camera raw")),
     Case("Live Photo.MOV", partial(boxes, b"qt  \0\0\0\0qt  "), beside("video")),
     Case("Edits.AAE", partial(head, PLIST), beside("property list (AAE)")),
     Case("Takeout.json", partial(head, b'{\n  "title": "IMG_1.jpg",'), beside("JSON")),

@@ -15,6 +15,26 @@ def layout(*paths: str, depth: int | None = 0) -> Layout:
 
 
 @pytest.mark.parametrize(
+    ("names", "others", "number"),
+    [
+        (["img1_jpg.rf.0a.jpg", "img1_jpg.rf.0b.jpg"], ["img1_jpg.rf.1.jpg", "img2_jpg.rf.1.jpg"], 1),
+        (["7.png", "7_flip.png"], ["7_AUG-2.png", "7_rot90_crop.png"], 1),
+        (["1.png", "1_flip.png"], ["2.png", "2_crop.png", "11.png"], 0),
+        (["IMG_1.jpg", "apple_rotten1.jpg", "x.jpg"], ["IMG_2.jpg", "apple_rotten2.jpg", "y/x.jpg"], 0),
+    ],
+)
+def test_copies_by_their_names_in_two_parts_are_named(names: list[str], others: list[str], number: int) -> None:
+    """What tools add to the name of an image. The value of split.group in the note keeps the copies together."""
+    files = [ImageFile(f"a/{name}", "a", "") for name in (*names, *others)]
+    splits = ["train"] * len(names) + ["test"] * len(others)
+    assert groups.copies_across_splits([*files, ImageFile("b/7.png", "b", "")], [*splits, "val"])[0] == number
+    for note in groups.copies_across_splits(files, splits)[1]:
+        setting = note.partition("split.group: '")[2][:-1]
+        found = groups.named_groups(layout(*(file.path for file in files)), setting)
+        assert found[0] == found[1] == found[2] != ()
+
+
+@pytest.mark.parametrize(
     ("setting", "paths", "names"),
     [
         ("none", ["a/p7/none.png"], [""]),

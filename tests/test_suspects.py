@@ -1,5 +1,6 @@
 """Suspicious images are listed with their measures, as cleanvision finds them, and are never left out."""
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -56,6 +57,14 @@ def scale(image: Image.Image, factor: float, offset: float = 0) -> Image.Image:
     return image.point(lambda value: value * factor + offset)
 
 
+def half_a_jpeg() -> Image.Image:
+    """The first half of a file with the marker of its end, as a turned image: libjpeg gives no error."""
+    content = io.BytesIO()
+    photo().save(content, "JPEG")
+    half = content.getvalue()[: len(content.getvalue()) // 2]
+    return Image.open(io.BytesIO(half + b"\xff\xd9")).transpose(Image.Transpose.ROTATE_90)
+
+
 IMAGES: dict[str, Callable[[], Image.Image]] = {
     "dark": lambda: scale(photo(), 0.2),
     "bright": lambda: scale(photo(), 0.03, 247),
@@ -64,6 +73,7 @@ IMAGES: dict[str, Callable[[], Image.Image]] = {
     "grey": lambda: photo().convert("L").convert("RGB"),
     "odd_aspect": lambda: photo(0, 300, 90),
     "odd_size": lambda: photo(0, 1600, 1200),
+    "missing_part": half_a_jpeg,
 }
 
 
@@ -168,6 +178,7 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
     scale(photo(3), 0.2).save(tmp_path / "data/images/cat/night, new moon.png")
     scale(photo(4), 0.25).save(tmp_path / "data/images/dog/night.png")
     (tmp_path / "data/images/dog/copy.png").write_bytes((tmp_path / "data/images/dog/night.png").read_bytes())
+    half_a_jpeg().save(tmp_path / "data/images/dog/half.png")
     files.write_text(tmp_path / "data/corrections.csv", "path,label,reason\n")
     monkeypatch.chdir(tmp_path)
     tables = []
@@ -176,6 +187,7 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
         tables.append(Path("metrics/suspects.csv").read_bytes())
     assert tables[0] == tables[1]
     rows = suspects.read(Path("metrics/suspects.csv"))
+    assert [row.path for row in rows if row.issue == "missing_part"] == ["dog/half.png"]
     dark = [row for row in rows if row.issue == "dark"]
     assert [(row.path, row.label) for row in dark] == [("cat/night, new moon.png", "cat"), ("dog/copy.png", "dog")]
     by_path = {row["path"]: row for row in files.read_csv(Path("data/split.csv"))}

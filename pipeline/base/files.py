@@ -15,12 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r"})
+# In lower case: files that systems add to folders of photos, and folders of systems, NAS devices and programs.
+JUNK_NAMES = frozenset({
+    "__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "picasa.ini",
+    "@eadir", "@tmp", "@synoresource", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "lost+found",
+    "$recycle.bin", "system volume information", "network trash folder", "temporary items", "__pycache__",
+})  # fmt: skip
+JUNK_ENDINGS = ("@synoeastream", "@synoresource")
 
 
 def is_junk(path: Path) -> bool:
-    """Whether a relative path is hidden, or a file that the operating system adds (Thumbs.db, …)."""
-    return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
+    """Whether a relative path is hidden, or in a folder or file that a system adds (Thumbs.db, @eaDir, …)."""
+    parts = path.as_posix().lower().split("/")
+    return any(part.startswith(".") or part in JUNK_NAMES or part.endswith(JUNK_ENDINGS) for part in parts)
 
 
 def visible(folder: Path) -> list[Path]:

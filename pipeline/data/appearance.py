@@ -1,4 +1,4 @@
-"""Measures of one image: brightness, entropy, colour, edges. They are the same on every CPU.
+"""Measures of one image: brightness, entropy, colour, edges, a missing part. They are the same on every CPU.
 
 Brightness, entropy and colour are measured on SAMPLE × SAMPLE single pixels from the whole image: a reduced image would
 have other frequencies of values. Edges are measured on a reduced image: a large photo has few edges per pixel, even if
@@ -14,6 +14,7 @@ from PIL import Image, ImageFilter
 SAMPLE = 64  # × SAMPLE pixels
 SMALL = 64  # pixels of the longer side of the image whose edges are measured
 WEIGHTS = (241, 691, 68)  # of red², green² and blue² in brightness², in thousandths: Finley's HSP colour model
+FILL = 128  # in all channels: what libjpeg, which only warns, gives for data that a file lacks
 DIGITS = 6  # of the entropy: the last bits of a logarithm and a sum differ between CPUs
 LEVELS = np.arange(256)
 
@@ -28,6 +29,7 @@ class Appearance:
     colour: int = 0  # 99 % of the pixels have at most this difference between two channels: from 0 (grey) to 255
     edges: float = 0.0  # standard deviation of the differences between neighbouring pixels
     evenness: float = 0.0  # standard deviation of the numbers of pixels per grey level: large if few levels are used
+    missing: float = 0.0  # the share of the rows, or of the columns if that is more, in which every pixel is FILL
 
 
 NO_APPEARANCE = Appearance()
@@ -42,6 +44,7 @@ def measure_appearance(image: Image.Image, grey: Image.Image) -> Appearance:
     spread = np.maximum(np.maximum(red, green), blue) - np.minimum(np.minimum(red, green), blue)
     darkest, brightest = _percentiles(squared_brightness, 5, 99)
     edges, evenness = _measure_edges(grey)
+    is_fill = (np.asarray(sample) == FILL).all(axis=2)
     return Appearance(
         _brightness(darkest),
         _brightness(brightest),
@@ -49,6 +52,7 @@ def measure_appearance(image: Image.Image, grey: Image.Image) -> Appearance:
         _percentiles(spread, 99)[0],
         edges,
         evenness,
+        max(float(is_fill.all(axis=axis).mean()) for axis in (0, 1)),  # columns: of a turned image
     )
 
 

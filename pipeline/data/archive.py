@@ -119,18 +119,21 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
     except UnicodeDecodeError as error:
         raise _bad_entry(archive, os.fsdecode(error.object), "not named in UTF-8") from None
     with zip_file:
+        # Some programs of Windows write its separator. A name without any / cannot be in a folder otherwise.
+        is_of_windows = not any("/" in info.filename for info in zip_file.infolist())
         for info in zip_file.infolist():
+            name = info.filename.replace("\\", "/") if is_of_windows else info.filename
             kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
                 raise _bad_entry(archive, info.filename, what)
             if info.flag_bits & ZIP_ENCRYPTED:
                 raise _bad_entry(archive, info.filename, "encrypted")
-            if info.is_dir():
-                yield info.filename, None
+            if name.endswith("/"):
+                yield name, None
             else:
                 with zip_file.open(info) as content:
-                    yield info.filename, content
+                    yield name, content
 
 
 def _relative_path(archive: Path, name: str) -> Path:

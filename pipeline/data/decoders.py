@@ -4,6 +4,7 @@ HEIC is opened by libheif (pillow-heif, an optional package), all other formats 
 """
 
 import errno
+import io
 import re
 import stat
 import warnings
@@ -36,6 +37,8 @@ REASONS = (EMPTY, UNKNOWN, UNSUPPORTED, COMPANION, TRUNCATED, TOO_LARGE, TOO_SMA
 PLAIN_ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}")
 
 DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
+# Pillow reads this kind of pixels, grey of 16 bits with white = 0, only with the lowest byte first.
+TiffImagePlugin.OPEN_INFO[TiffImagePlugin.MM, 0, (1,), 1, (16,), ()] = ("I;16B", "I;16B")
 
 # No limit of Pillow's own: the size in the header is compared with the user's limit before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
@@ -111,6 +114,12 @@ def has_more(image: Image.Image) -> bool:
         return False
 
 
+def is_white_zero(image: Image.Image) -> bool:
+    """Whether an opened image is a TIFF whose tag says that white is 0. Pillow inverts those of up to 8 bits itself."""
+    photometric = TiffImagePlugin.PHOTOMETRIC_INTERPRETATION
+    return isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(photometric) == 0
+
+
 def decoding_bytes(image: Image.Image, draft: int) -> int:
     """The most bytes that decoding takes. Sets the reduced scale of a JPEG, if there is a draft."""
     full_size = image.size
@@ -150,6 +159,9 @@ def _reason(error: Exception, content: BinaryIO) -> str:
     head = _head(content)
     if formats.decodable_format(head):
         return TRUNCATED if formats.is_cut(content) else NOT_DECODABLE
+    # KeyError: of a TIFF with a compression that Pillow does not know
+    if head.startswith(formats.TIFF) and isinstance(error, UnidentifiedImageError | KeyError):
+        return _tiff_reason(content)
     if isinstance(error, UnidentifiedImageError):
         return _reason_by_content(head)
     if isinstance(error, EOFError) or "truncated" in str(error).lower():  # Pillow has no class for it
@@ -169,6 +181,26 @@ def _reason_by_content(head: bytes) -> str:
     if other := formats.companion_format(head):
         return f"{COMPANION}: {other}"
     return UNKNOWN
+
+
+def _tiff_reason(content: BinaryIO) -> str:
+    """The reason of a TIFF that Pillow does not open: raw, of a rare kind, cut, or damaged."""
+    content.seek(0)
+    header = content.read(8)
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(header + (content.read(8) if b"+" in header[:4] else b""))
+        if tags.next >= (end := content.seek(0, io.SEEK_END)):
+            return TRUNCATED
+        content.seek(tags.next)
+        tags.load(content)
+        if DNG_VERSION in tags:
+            return f"{UNSUPPORTED}: {formats.RAW}"
+        width, height = tags[TiffImagePlugin.IMAGEWIDTH], tags[TiffImagePlugin.IMAGELENGTH]
+        first = max(tags.get(TiffImagePlugin.STRIPOFFSETS) or tags[TiffImagePlugin.TILEOFFSETS])
+        is_whole = min(width, height) > 0 and first < end
+    except Exception:  # broken tags; any error is possible
+        return NOT_DECODABLE
+    return f"{UNSUPPORTED}: {formats.RARE_TIFF}" if is_whole else TRUNCATED
 
 
 def reason_of(path: Path, error: Unusable) -> str:

@@ -1,9 +1,10 @@
 """Duplicates: images with equal pixels, and images with nearly equal perceptual hashes."""
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import imagehash
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import in_words
 from pipeline.config.params import Duplicates
 from pipeline.data import images
 from pipeline.data.images import ImageInfo
@@ -52,6 +55,28 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], rul
             if row != preferred:
                 reasons[row] = f"{DUPLICATE} of {image_files[preferred].path}"
     return reasons
+
+
+def check_copied_classes(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> None:
+    """Raise UserError for a class that also has nine tenths of the images of another one: a folder of copies.
+
+    Without this, the images of both would be left out, and the classes would be empty.
+    """
+    pairs = zip(image_files, infos, strict=True)
+    sizes = Counter(label for label, _ in {(file.label, info.pixels) for file, info in pairs if not info.reason})
+    common: Counter[tuple[str, str]] = Counter()  # images with equal pixels, for two classes
+    for rows in exact_groups(infos):
+        common.update(permutations({image_files[row].label for row in rows}, 2))
+    copied: dict[str, list[str]] = defaultdict(list)
+    for (name, holder), number in sorted(common.items()):
+        if 10 * number >= 9 * sizes[name]:
+            copied[holder].append(name)
+    if copied:
+        holder = max(copied, key=lambda label: (len(copied[label]), sizes[label], label))
+        value = f"class {holder!r} has the images of {in_words([repr(name) for name in copied[holder]])}"
+        reason = "equal images in two classes have no certain class"
+        remedy = f"if {holder!r} is a folder of copies, remove it; else correct the labels"
+        raise UserError(Fault("classes", value, "value", reason, remedy=remedy))
 
 
 def _preference(image_file: ImageFile) -> tuple[int, str]:

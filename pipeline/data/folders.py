@@ -10,9 +10,13 @@ A folder without a file changes only the notes: neither Git nor DVC's cache has 
 Here nothing is read from the disk: originals.py lists the files.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.data import labels
@@ -23,6 +27,7 @@ from pipeline.data.layout import (
     looks_like_image,
     similar_class_notes,
     split_of,
+    splits_of,
     unused_images_note,
 )
 from pipeline.data.split_table import SPLITS
@@ -33,7 +38,9 @@ OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
 }
 USUAL = "make labels.csv from it, with the columns path and label"
 TABLE = f"a table {labels.NAME} with the columns path and label"
-YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for object detection write them
+# Folders of images, and beside them of boxes or masks, as tools for object detection and segmentation have them.
+IMAGES = re.compile(r".*(image|img|photo|picture)s?")
+BOXES = re.compile(r"gt|.*(label|mask|annotation|segmentation|ground.?truth|trimap|box|boxe)s?")
 
 
 def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> Layout:
@@ -44,8 +51,10 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
     """
     empty = [name for name in names if name.endswith("/")]
     names = [name for name in names if not name.endswith("/")]
+    junk = [name for name in names if files.is_junk(Path(name))]  # in a list of an earlier version
+    names = sorted({*names} - {*junk})
     top = _top_folder(names)
-    notes = []
+    notes = unused_images_note([name for name in junk if looks_like_image(name)], "in a folder of the system")
     if top:
         notes.append(f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top")
     inner_names = [name.removeprefix(top) for name in names if name.startswith(top)]
@@ -103,6 +112,16 @@ def _subfolders(names: Sequence[str], above: str = "") -> list[str]:
     return sorted({name.split("/", 1)[0] for name in below if "/" in name})
 
 
+def _folders_inside(names: Sequence[str]) -> dict[str, list[str]]:
+    """A folder (with / at its end; the top is empty) → the names of the folders in it; sorted."""
+    inside: dict[str, set[str]] = defaultdict(set)
+    for folder in {name.rpartition("/")[0] for name in names}:
+        parts = folder.split("/") if folder else []
+        for depth, part in enumerate(parts):
+            inside["".join(f"{above}/" for above in parts[:depth])].add(part)
+    return {above: sorted(inside[above]) for above in sorted(inside)}
+
+
 def _top_folder(names: Sequence[str]) -> str:
     """The one top folder whose subfolders hold all images, with / at its end, as in some zips; empty if none."""
     tops = _subfolders(names)
@@ -119,7 +138,8 @@ def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
 
     Raises UserError if a split is there twice, or is beside a class folder.
     """
-    splits = {top: split for split in SPLITS for top in tops if split_of(top) == split}
+    found = splits_of(tops)
+    splits = {top: split for split in SPLITS for top in tops if found.get(top) == split}
     classes = [top for top in tops if top not in splits]
     if len(set(splits.values())) < len(splits):
         value, remedy = f"folders {' and '.join(splits)}", "merge the folders that mean the same"
@@ -156,9 +176,18 @@ def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], not
     for name in filter(split_of, classes):  # the folders have one level too many
         value, remedy = f"class folder {name!r}", "remove the extra level of folders, or rename the class"
         raise UserError(Fault(where, value, "value", "it has the name of a split", "any other name", remedy))
-    if set(classes) == YOLO:
-        value, reason = "folders images and labels", "a layout for object detection"
-        raise UserError(Fault(where, value, "value", reason, f"one folder per class, or {TABLE}"))
+    for above, inner in _folders_inside(names).items():
+        splits = splits_of(inner) if above else {}
+        if len(set(splits.values())) > 1:
+            value, allowed = f"folders {in_words([above + name for name in splits])}", "the class below the split"
+            remedy = f"move them, such as {above}{min(splits)} to {min(splits)}/{above.rstrip('/')}"
+            raise UserError(Fault(where, value, "value", "splits below a class", allowed, remedy))
+        pair = [next((name for name in inner if kind.fullmatch(name.lower())), "") for kind in (IMAGES, BOXES)]
+        if all(pair):
+            value = f"folders {' and '.join(above + name for name in pair)}"
+            reason = "a layout for object detection or segmentation"
+            allowed = f"one folder per class, with images alone, or {TABLE}"
+            raise UserError(Fault(where, value, "value", reason, allowed))
     if len(classes) < 2:
         value = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
         remedy = "if they are inside another folder, move them one level up (in paths.inbox or the archive)"

@@ -11,6 +11,9 @@ HEAD = 1024  # the number of first bytes by which a format is known
 
 RAW = "camera raw"
 CONVERT = "convert it to PNG or TIFF with the program of the camera, darktable or RawTherapee"
+RARE_TIFF = "TIFF of a rare kind"  # a whole one, such as with 32 bits per colour, or five channels
+CONVERT_TIFF = "convert it to 8 bits per channel, or to grey of 16 bits (ImageMagick: magick photo.tif photo.png)"
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # also BigTIFF
 
 AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
 # For a HEIC without its decoder, an optional package. A test compares the version with the lock.
@@ -62,7 +65,7 @@ def companion_format(head: bytes) -> str:
 
 def remedy(name: str) -> str:
     """What to do with images of a format that is not decoded; empty for another name."""
-    return {HEIC: INSTALL_HEIC, RAW: CONVERT}.get(name, "")
+    return {HEIC: INSTALL_HEIC, RAW: CONVERT, RARE_TIFF: CONVERT_TIFF}.get(name, "")
 
 
 def is_cut(content: BinaryIO) -> bool:

@@ -14,6 +14,12 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data.layout import ImageFile, Layout, count_with_verb
 
+COPIES = (  # what tools add to the names of copies of one image, as values of split.group
+    r"(.*)_(?:jpe?g|png|bmp|webp)[.]rf[.]",  # Roboflow
+    r"(?i)(.*?)(?:[-_ ](?:aug(?:mented)?|[hv]?flip(?:ped)?|mirror(?:ed)?|rot(?:at(?:ed|ion))?|crop(?:ped)?|copy)"
+    r"[-_ ]?\d*)*[.]\w+$",
+)
+
 Names = list[tuple[str, ...]]  # the groups that each image is in
 
 
@@ -40,6 +46,30 @@ def _names_in_paths(layout: Layout, setting: str) -> list[str]:
         return [path.split("/")[depth] if path.count("/") > depth else "" for path in paths]
     matches = (re.search(setting, path) for path in paths)
     return [(match[1] or "") if match else "" for match in matches]
+
+
+def copies_across_splits(image_files: Sequence[ImageFile], splits: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of images whose copies, by the names of files of one class, are in two splits; and a note on each way.
+
+    The note has the value of split.group that keeps them together.
+    """
+    total, notes = 0, []
+    for pattern in COPIES:
+        found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # class and beginning → file name → split
+        for file, split in zip(image_files, splits, strict=True):
+            name = file.path.rpartition("/")[2]
+            if match := re.search(pattern, name):
+                found[file.label, match[1]][name.rpartition(".")[0]] = split
+        divided = [names for names in found.values() if len(set(names.values())) > 1]
+        if divided:
+            total += len(divided)
+            first = " and ".join(visible(name) for name in sorted(divided[0])[:2])
+            subject = count_with_verb(len(divided), "image", "images")
+            notes.append(
+                f"{subject} in more than one part, as copies by their names (first: {first}): the figures are too "
+                f"good; to keep copies together, set split.group: '{pattern}'"
+            )
+    return total, notes
 
 
 def rows_by_group(names: Names) -> dict[str, list[int]]:

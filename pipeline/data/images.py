@@ -236,13 +236,16 @@ def _strip_as_rgb(image: Image.Image) -> RGB:
 def _sixteen_bits(image: Image.Image) -> tuple[Image.Image, greys.Counts]:
     """The image with 16-bit values (mode I;16), and the number of pixels of each value.
 
-    Transparent pixels are white and are not counted. Raises ValueError as `grey.count_values` does.
+    Of a TIFF with white = 0 they are inverted. Transparent pixels are white and are not counted. Raises ValueError as
+    `grey.count_values` does.
     """
     counts, transparent = np.zeros(greys.WHITE + 1, np.int64), image.info.get("transparency")
+    is_negative = decoders.is_white_zero(image)
 
     def convert(strip: Image.Image) -> Image.Image:
         nonlocal counts
         values = np.asarray(strip)
+        values = greys.WHITE - values if is_negative else values
         counts += greys.count_values(values)
         values = values.astype(np.uint16)
         if isinstance(transparent, int):  # the one transparent value of a PNG

@@ -3,6 +3,7 @@
 folders.py reads it from folders, labels.py from a table.
 """
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,12 @@ SPELLINGS = {  # usual names of the splits, in lower case → the split
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
+    "训练": "train", "验证": "val", "测试": "test",
 }  # fmt: skip
+# What people add to the name of a split: training_set, train2017, TestImages, seg_train. No entry begins another one,
+# and none is made of others, so a match takes no long time.
+_ADDED = r"(?:[\W\d_]|sets?|data|images?|imgs?|photos?|pictures?|pics?|files?|folders?|split|seg|cls|raw|jpe?g|png|集)*"
+_SPLIT = re.compile(f"{_ADDED}({'|'.join(SPELLINGS)}){_ADDED}")
 # The usual endings of image files, for messages and for the top folder. The content decides whether a file is an image.
 SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
@@ -46,8 +52,25 @@ class Layout:
 
 
 def split_of(name: str) -> str:
-    """The split that a name stands for; empty if none."""
-    return SPELLINGS.get(name.lower(), "")
+    """The split that a name stands for, alone or with words that say nothing of a class; empty if none."""
+    match = _SPLIT.fullmatch(name.lower())
+    return SPELLINGS[match[1]] if match else ""
+
+
+def splits_of(names: Iterable[str]) -> dict[str, str]:
+    """Name → its split, for the names that stand for one: each by itself, or several with the same other words.
+
+    So `flowers_train` and `flowers_test` are splits, and `bullet_train` alone is none.
+    """
+    splits = {name: split for name in names if (split := split_of(name))}
+    by_rest: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name in names:
+        words = re.split(r"[\W_]+", name.lower())
+        if len(found := [word for word in words if word in SPELLINGS]) == 1:
+            by_rest[tuple(word for word in words if word not in found)][name] = SPELLINGS[found[0]]
+    for same_rest in by_rest.values():
+        splits |= same_rest if {"train"} < {*same_rest.values()} else {}
+    return splits
 
 
 def looks_like_image(path: str) -> bool:

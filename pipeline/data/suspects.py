@@ -1,8 +1,8 @@
 """Images that a person should look at: dark, blurred, grey among colour images, of an odd size, and so on.
 
-They are listed and counted, and not excluded. The measures and the limits are those of cleanvision
-(https://github.com/cleanlab/cleanvision); docs/data.md has the differences. appearance.py measures each image. Some
-limits depend on all images of the set.
+They are listed and counted, and not excluded. The measures and the limits, except those of a missing part, are those of
+cleanvision (https://github.com/cleanlab/cleanvision); docs/data.md has the differences. appearance.py measures each
+image. Some limits depend on all images of the set.
 """
 
 from collections import Counter
@@ -26,6 +26,7 @@ EVENNESS = 19.84  # an image with few grey levels, such as a drawing, is above t
 ENTROPY = 3.0  # bits per value
 GREY = 8  # a grey image has a smaller difference between two channels, in 255; JPEG changes grey by a few levels
 ASPECT = 0.35  # short side / long side
+MISSING = 0.02  # of the rows or columns
 RANGES = 3  # an odd size is farther from the quartiles than this number of interquartile ranges
 LEAST_RANGE = 0.1  # of the median: the least interquartile range, for sets in which most images have the same size
 
@@ -89,6 +90,13 @@ def _grey(images: Sequence[UsedImage]) -> list[Outlier]:
     return grey if 2 * len(grey) < len(images) else []
 
 
+def _missing_part(images: Sequence[UsedImage]) -> list[Outlier]:
+    """The images of which a part is mid-grey, if more images have none: others have such a background."""
+    rows = enumerate(image.look.missing for image in images)
+    grey = [Outlier(row, value, MISSING) for row, value in rows if value > MISSING]
+    return grey if 2 * len(grey) < len(images) else []
+
+
 def _odd_aspect(images: Sequence[UsedImage]) -> list[Outlier]:
     return _below(images, lambda image: min(image.width, image.height) / max(image.width, image.height), ASPECT)
 
@@ -111,6 +119,7 @@ ISSUES = {
     "grey": _grey,
     "odd_aspect": _odd_aspect,
     "odd_size": _odd_size,
+    "missing_part": _missing_part,
 }
 
 
@@ -140,9 +149,12 @@ def read(path: Path) -> list[Suspect]:
 
 
 def counts(suspects: Sequence[Suspect]) -> dict[str, int]:
-    """The number of images for each issue, for findings.csv."""
+    """The number of images for each issue, for findings.csv; a missing part only where there is one.
+
+    So the tables of earlier records keep their bytes.
+    """
     number = Counter(suspect.issue for suspect in suspects)
-    return {issue: number[issue] for issue in ISSUES}
+    return {issue: number[issue] for issue in ISSUES if number[issue] or issue != "missing_part"}
 
 
 def issue_words(issue: str) -> str:

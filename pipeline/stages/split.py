@@ -70,6 +70,7 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
         for file, info in zip(image_files, inspected, strict=True)
     ]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
+    duplicates.check_copied_classes(image_files, infos)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     unused = {*corrected.layout.classes} - {*layout.classes}
     unused_images = [LEAVE_OUT if file.label in unused else "" for file in image_files]
@@ -89,7 +90,9 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
     counts["kept"] = sum(bool(row.split) for row in rows)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
-        return Result(rows, counts, layout)
+        copies, notes = groups.copies_across_splits(usable_files, assigned.splits)
+        counts |= {"copies_across_splits": copies} if copies else {}
+        return Result(rows, counts, replace(layout, notes=(*layout.notes, *notes)))
     of_groups, notes = groups.report(usable_files, usable_names, assigned.splits)
     return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
 
