@@ -220,7 +220,7 @@ inside() {
 workspaces() {
     local copy change changes=(
         count:120 model:timm/tf_efficientnet_lite0 weights:imagenet freeze_norm:true head:solved temperature:fitted
-        lr:0.003 epochs:6
+        lr:0.003 epochs:12 epoch_checkpoint_seconds:0
     )
     for copy in published workspace; do
         git clone --quiet . "$LAB/$copy"
