@@ -28,6 +28,7 @@ from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
+from pipeline.reruns import record
 
 WITHOUT_PHOTOS = (
     "Nothing is changed, and no image is here yet. There are three ways to go on:",
@@ -141,11 +142,17 @@ def offer(now: Situation) -> None:
     for name in NAMES:
         new = values(name, now)
         epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]
-        columns = new["train.model"].removeprefix(TIMM), epochs, presets.ACCURACY.get(name, "–")
+        columns = new["train.model"].removeprefix(TIMM), epochs, accuracy(name)
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
         print("{:<9}{:<22}{:<7}{:<7}{}".format(name, *columns, time), flush=True)
     print("right: the share of flower_photos, each photo tested by a model that never saw it; –: not measured")
+
+
+def accuracy(name: str) -> str:
+    """The accuracy of a preset on all photos of flower_photos, from its record; a dash without one."""
+    path = record.RECIPES / f"{name}-base.json"
+    return f"{record.read(path).figures['accuracy']:.3f}" if path.is_file() else "–"
 
 
 def ask(now: Situation, photos: str) -> str:

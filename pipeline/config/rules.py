@@ -95,6 +95,19 @@ ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
 ONE_SIDE = "this model takes images of one size"
 GREY_SETS = ("torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST")
 
+# Of train.*, what a head that is solved on a frozen backbone does not take: key, values, reason, what is allowed.
+NOT_FOR_A_FINAL_HEAD: tuple[tuple[str, Values, str, str], ...] = (
+    ("temperature", "none", "the scores of least squares are no probabilities", "fitted"),
+    *((key, above(0), "there is one feature vector of each image, as it is", "0")
+      for key in ("mixup", "cutmix", "erasing", "color_jitter")),
+    ("loss", "focal", "least squares are solved", "cross_entropy"),
+    ("export", ("best", "ema"), "there is one solution", "last"),
+    ("precision", Predicate("other than fp32", lambda value: value != "fp32"), "features are fp32, as evaluation is",
+     "fp32"),
+    ("parallel", ("dp", "apex_ddp"), "no gradient is exchanged", "single, ddp or elastic"),
+    *((key, True, "there are no training steps", "false") for key in ("compile", "cuda_graphs")),
+)  # fmt: skip
+
 PAIRS = (
     # The images.
     Pair("split.min_side", above(28), "data.source", GREY_SETS, "its images have 28 pixels per side",
@@ -209,25 +222,10 @@ PAIRS = (
     # A head that is solved, from features that are computed once.
     Pair("train.head", "solved", "train.weights", "none", "features of random weights say little",
          "trained, or train.weights: imagenet, or a file"),
-    Pair("train.head", "solved", "train.temperature", "none", "the scores of least squares are no probabilities",
-         "trained, or train.temperature: fitted, or train.freeze_backbone: false",
-         where={"train.freeze_backbone": True}),
-    *(Pair("train.head", "solved", f"train.{key}", above(0), "there is one feature vector of each image, as it is",
-           f"trained, or train.{key}: 0, or train.freeze_backbone: false", where={"train.freeze_backbone": True})
-      for key in ("mixup", "cutmix", "erasing", "color_jitter")),
-    Pair("train.head", "solved", "train.loss", "focal", "least squares are solved",
-         "trained, or cross_entropy, or train.freeze_backbone: false", where={"train.freeze_backbone": True}),
-    Pair("train.head", "solved", "train.export", ("best", "ema"), "there is one solution",
-         "trained, or train.export: last, or train.freeze_backbone: false", where={"train.freeze_backbone": True}),
-    Pair("train.head", "solved", "train.precision", Predicate("other than fp32", lambda value: value != "fp32"),
-         "features are fp32, as evaluation is", "trained, or train.precision: fp32, or train.freeze_backbone: false",
-         where={"train.freeze_backbone": True}),
-    Pair("train.head", "solved", "train.parallel", ("dp", "apex_ddp"), "no gradient is exchanged",
-         "trained, or train.parallel: single, ddp or elastic, or train.freeze_backbone: false",
-         where={"train.freeze_backbone": True}),
-    *(Pair("train.head", "solved", f"train.{key}", True, "there are no training steps",
-           f"trained, or train.{key}: false, or train.freeze_backbone: false", where={"train.freeze_backbone": True})
-      for key in ("compile", "cuda_graphs")),
+    *(Pair("train.head", "solved", f"train.{key}", values, reason,
+           f"trained, or train.{key}: {allowed}, or train.freeze_backbone: false",
+           where={"train.freeze_backbone": True})
+      for key, values, reason, allowed in NOT_FOR_A_FINAL_HEAD),
     Pair("train.freeze_norm", True, "train.weights", "none", "the statistics of random weights say nothing",
          "false, or train.weights: imagenet, or a file"),
     Pair("train.nesterov", True, "train.momentum", 0, "Nesterov's step needs momentum",

@@ -149,12 +149,9 @@ def read(path: Path) -> list[Suspect]:
 
 
 def counts(suspects: Sequence[Suspect]) -> dict[str, int]:
-    """The number of images for each issue, for findings.csv; a missing part only where there is one.
-
-    So the tables of earlier records keep their bytes.
-    """
+    """The number of images for each issue, for findings.csv."""
     number = Counter(suspect.issue for suspect in suspects)
-    return {issue: number[issue] for issue in ISSUES if number[issue] or issue != "missing_part"}
+    return {issue: number[issue] for issue in ISSUES}
 
 
 def issue_words(issue: str) -> str:

@@ -19,6 +19,8 @@ from pipeline.base.errors import Fault, UserError, missing, raise_if_any
 from pipeline.config import machine
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
+from pipeline.evaluation import last_model
+from pipeline.evaluation.last_model import DESCRIPTION, ONNX, WEIGHTS
 from pipeline.models import acceptance, description
 from pipeline.models.acceptance import Acceptance, Limit
 from pipeline.models.description import Description
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from pipeline.models.exported import ExportedModel
     from pipeline.models.onnx_file import OnnxModel
 
-ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
-DESCRIPTION = "model.json"
 
 # path, class, its probability, what the limit says (answer), the probabilities of all classes in their order, and the
 # path of the picture, if one was asked for (heatmap)
@@ -83,8 +83,6 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
 
 def answers_from_cache(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
     """The answers of the last model that dvc.lock names: DVC removes the model before a training. Raises UserError."""
-    from pipeline.evaluation import last_model
-
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (lock := last_model.link(models, folder)):

@@ -12,8 +12,6 @@ from pipeline.config.machine import Machine
 
 NAMES = ("quick", "good", "best", "scratch", "tutorial", "modern", "fast", "apex")
 RECOMMENDED = "quick"
-# Preset → test accuracy in five folds of flower_photos (3,666 photos); docs/presets.md has the intervals.
-ACCURACY = {"quick": "0.915", "good": "0.946"}
 MOST_THREADS = 8  # more compute threads do not make such small models faster
 BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU with bf16
 STEPS = 10  # the least of an epoch
@@ -33,10 +31,15 @@ RANDOM: Values = {
     "train.temperature": "none",
 }
 CALIBRATED = RANDOM | {"train.temperature": "fitted"}
-HEAD = CALIBRATED | {
-    "prepare.fit": "crop", "train.weights": "imagenet", "train.freeze_backbone": True, "train.head": "solved",
+# The view of the pretrained network: its pixels of the centre are not resized again.
+WHOLE = CALIBRATED | {
+    "prepare.fit": "crop", "prepare.size": 256, "train.eval_resize": 256, "train.eval_crop": 224,
+    "train.memory_format": "channels_last", "train.weights": "imagenet", "train.head": "solved",
+    "train.freeze_norm": True,
 }  # fmt: skip
-WHOLE = HEAD | {"train.freeze_backbone": False, "train.freeze_norm": True}
+HEAD = WHOLE | {
+    "train.freeze_backbone": True, "train.freeze_norm": False, "train.precision": "fp32", "train.cuda_graphs": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,6 @@ class Recipe:
     warmup_epochs: float = 2
     final_lr: float = 0.0
     label_smoothing: float = 0.1
-
-    @property
-    def is_pretrained(self) -> bool:
-        return bool(self.start["train.head"] == "solved")
 
 
 LITE0 = "timm/tf_efficientnet_lite0"
@@ -114,16 +113,13 @@ def changes(name: str, machine: Machine, images: int) -> Values:
     if name == "tutorial":  # its batch is that of each process
         processes = max(1, min(devices, image_count // (2 * SMALLEST)))
         batch = _batch(recipe, image_count // processes, 1)[0] * processes
-    values = _training(recipe, image_count, batch) | recipe.start | {"train.head_l2": 0.5}
+    values = _training(recipe, image_count, batch)
     if name == "apex":
-        return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
-    values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
-    if recipe.is_pretrained:
-        values |= {"prepare.size": 256, "train.eval_resize": 256, "train.eval_crop": 224}
-        values |= {"train.memory_format": "channels_last"}
-        values |= {"train.head_l2": 1.0 if image_count >= ENOUGH else 0.5}  # docs/presets.md has both
-    if name == "quick":
-        values |= {"train.precision": "fp32", "train.cuda_graphs": False}
+        ways = _ways("cuda", "O1", "apex_ddp", processes)
+        return values | ways | recipe.start | {"train.eval_resize": 256, "prepare.size": 256}
+    values |= (_gpu(machine, processes) if on_gpu else _cpu(machine)) | recipe.start
+    if values["train.head"] == "solved" and image_count >= ENOUGH:
+        values |= {"train.head_l2": 1.0}  # docs/presets.md has both
     if name == "tutorial" and processes > 1:
         values |= {"train.sync_bn": "torch"}
     if name == "modern":
@@ -184,6 +180,7 @@ def _training(recipe: Recipe, images: int, batch: int) -> Values:
         "train.export": "ema" if recipe.ema_decay else "last",
         "train.warmup_epochs": recipe.warmup_epochs,
         "train.final_lr": recipe.final_lr,
+        "train.head_l2": 0.5,
     }
 
 
