@@ -1,4 +1,4 @@
-"""Print what an image is built from, as JSON: the SHA-256 of every file named. `pipeline/config/machine.py` reads it.
+"""Print what an image is built from, as JSON: the SHA-256 of every file named. `pipeline/checks/machine.py` reads it.
 
 python3 environment.py requirements/lock.txt docker/pins.env > environment.json
 """

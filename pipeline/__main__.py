@@ -50,9 +50,9 @@ from pipeline.command_line import (
 )
 
 LAUNCHED = {
-    "features": "pipeline.stages.launch",
-    "train": "pipeline.stages.launch_train",
-    "evaluate": "pipeline.stages.launch",
+    "features": "pipeline.running.launch",
+    "train": "pipeline.running.launch_train",
+    "evaluate": "pipeline.running.launch",
 }
 
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
+from pipeline.answers import classify
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.commands import predict
-from pipeline.data import split_table
-from pipeline.evaluation import classify, metrics
-from pipeline.evaluation.classify import Request
-from pipeline.models import acceptance
-from pipeline.models.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
+from pipeline.dataset import split_table
+from pipeline.evaluation import acceptance, metrics
+from pipeline.evaluation.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
 from pipeline.reruns import learning_curve
 from tests.helpers import starts
 from tests.helpers.browser import needs_chromium, opened

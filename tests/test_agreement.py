@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import identity, params
-from pipeline.engine import agreement, environment
-from pipeline.engine.agreement import Facts
-from pipeline.engine.world import World
-from pipeline.training import provenance
-from pipeline.training.job import common_facts
+from pipeline.config import params
+from pipeline.learning import environment
+from pipeline.learning.world import World
+from pipeline.running import agreement, provenance
+from pipeline.running.agreement import Facts
+from pipeline.running.job import common_facts
+from pipeline.versioning import identity
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.datasets import one_pixel
 from tests.helpers.nodes import TRAIN, nodes, start
@@ -46,12 +47,12 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     (second / "data/split.csv").write_text(lines.replace("circle", "disc"))
     (second / "pipeline").unlink()
     shutil.copytree(first / "pipeline", second / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
-    with (second / "pipeline/training/schedule.py").open("a") as code:
+    with (second / "pipeline/learning/schedule.py").open("a") as code:
         code.write("# other code\n")
     for words in failures(start(first, TRAIN), start(second, TRAIN, NCCL_PROTO="LL")):
         for name, theirs, ours in (
             ("train.lr", "0.05", "0.01"), ("train.seed", "7", "0"), ("run.log_steps", "7", "20"),
-            ("SHA-256 of paths.split", "'", "'"), ("pipeline/training/schedule.py", "'", "'"),
+            ("SHA-256 of paths.split", "'", "'"), ("pipeline/learning/schedule.py", "'", "'"),
             ("NCCL_PROTO", "'LL'", "'Simple'"),
         ):  # fmt: skip
             (line,) = {line for line in words.splitlines() if f"train: {name}: " in line}

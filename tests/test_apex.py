@@ -1,4 +1,4 @@
-"""Apex's states on a machine, and the guards of engine/apex.py on a CPU, with Apex's Python code.
+"""Apex's states on a machine, and the guards of learning/apex.py on a CPU, with Apex's Python code.
 
     APEX_SRC=<folder with Apex at docker/pins.env's APEX_COMMIT> python -m pytest tests/test_apex.py
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.engine.ema import Ema
+from pipeline.learning.ema import Ema
 from tests.conftest import PROJECT
 from tests.gpu import ranks
 
@@ -55,7 +55,7 @@ def test_the_machine_tells_the_states_of_an_installation_apart(state: str, tmp_p
     for name in MODULES[state]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("raise AssertionError('to be looked at, not imported')")
-    code = "import sys; from pipeline.config import machine; print(machine._apex(), 'torch' in sys.modules)"
+    code = "import sys; from pipeline.checks import machine; print(machine._apex(), 'torch' in sys.modules)"
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
     done = subprocess.run(  # -S: whatever is installed beside is not seen
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env=path, capture_output=True, text=True, check=True
@@ -76,7 +76,7 @@ def test_extensions_that_do_not_load_are_named(tmp_path: Path) -> None:
     """Apex falls back quietly when its extensions were built for another torch; here the first such one is said."""
     (tmp_path / "amp_C.py").write_text("")
     (tmp_path / "apex_C.py").write_text("raise ImportError('undefined symbol: const_data_ptr')")
-    command = [sys.executable, "-W", "error", "-c", "from pipeline.engine import apex; print(apex.fault())"]
+    command = [sys.executable, "-W", "error", "-c", "from pipeline.learning import apex; print(apex.fault())"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT), APEX_SRC])}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.stdout == "its extension apex_C does not load (undefined symbol: const_data_ptr)\n", done.stderr

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
-from pipeline.data import archive as archives
-from pipeline.data.archive import MAX_DEPTH, unpack
+from pipeline.sources import archive as archives
+from pipeline.sources.archive import MAX_DEPTH, unpack
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
 

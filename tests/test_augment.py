@@ -10,10 +10,10 @@ import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.parallel import Share
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import augment, random_params
-from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.random_params import AugmentParams
+from pipeline.loader.sampler import Share
 from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, random_images
 
 

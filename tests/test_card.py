@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import files
-from pipeline.data import split_table, torchvision_sets
+from pipeline.dataset import split_table
 from pipeline.models import description, hub
 from pipeline.reporting import facts, model_card, rendering, settings
+from pipeline.sources import torchvision_sets
 from pipeline.stages import card, report
+from pipeline.versioning import identity
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
 from tests.helpers.refusals import refuses
@@ -116,7 +118,8 @@ def test_no_name_is_a_mark_or_hides_others(page: str, copy: Path) -> None:
 def test_it_shows_the_settings_of_the_report(folder: Path, page: str) -> None:
     """The stage tracks the same ones, so a setting on the card is never an old one."""
     assert tracked("card") == tracked("report")
-    assert all(f"`{one.name}`" in page for one in settings.settings(reports.config_in(folder)))
+    config = reports.config_in(folder)
+    assert all(f"`{one.name}`" in page for one in settings.settings(config, identity.settings(config, ["report"])))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_many_classes_and_credits_are_cut(folder: Path, monkeypatch: pytest.Monk
     """A table has the first hundred classes, and the list of the makers the first ones; the rest is counted."""
     config = reports.config_in(folder)
     rows = split_table.all_rows(Path(config.paths.split))
-    known = facts.read(config, rows)
+    known = facts.read(config, identity.settings(config, ["report"]), rows)
     used = [one["path"] for one in rows if not one["reason"]]
     makers = {path: f"CC-BY by {number:03}" for number, path in enumerate(used)}
     classes = tuple(f"class {k}" for k in range(103))

@@ -13,11 +13,12 @@ from torch.distributed import HashStore
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.engine.loop import Learner, Totals
+from pipeline.learning import state
+from pipeline.learning.loop import Learner, Totals
 from pipeline.loader.storage import Dataset
-from pipeline.training import checkpoint, resume, runs, state
-from pipeline.training.job import Job
-from pipeline.training.runs import Run
+from pipeline.running import checkpoint, resume, runs
+from pipeline.running.job import Job
+from pipeline.running.runs import Run
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses

@@ -18,8 +18,8 @@ import pytest
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.training import checkpoint_copy
-from pipeline.training.runs import Run
+from pipeline.running import checkpoint_copy
+from pipeline.running.runs import Run
 from tests.helpers import buckets
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 

@@ -15,8 +15,9 @@ import torch
 
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
+from pipeline.learning import chain
 from pipeline.reruns.segments import Segment, draw
-from pipeline.training import chain, checkpoint
+from pipeline.running import checkpoint
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import call, commit, create_project, verify

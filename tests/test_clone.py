@@ -153,7 +153,7 @@ def hiding(project: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "key", "status"),
     [
-        (edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("), "the stage train", 1),
+        (edited("pipeline/learning/schedule.py", "math.cos(", "1.0 * math.cos("), "the stage train", 1),
         pytest.param(edited("params.yaml", "lr: 0.01", "lr: 0.02"), "the stage train", 1, marks=AGAIN),
         pytest.param(edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "the stage train", 1, marks=AGAIN),
         pytest.param(

@@ -17,7 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from pipeline.config import locked, machine, params, validity
+from pipeline.checks import locked, machine, validity
+from pipeline.config import params
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.trainings import small_world
 

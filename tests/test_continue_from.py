@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.commands.continue_from import Model, write
-from pipeline.loader.normalization import IMAGENET
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params

@@ -41,7 +41,7 @@ FLOOR = "  lr_floor: 0.0               # every step has at least this fraction o
 # Heading → its steps. A block of Python in the recipe is a test, which is added to tests/test_schedule.py.
 RECIPES: dict[str, tuple[Edit, ...]] = {
     "How to add a choice to an option": (
-        Edit("pipeline/training/schedule.py", r'^            "constant": ',
+        Edit("pipeline/learning/schedule.py", r'^            "constant": ',
              f'            "linear": 1 - (1 - self.final) * progress,\n{HERE}'),
         Edit("pipeline/config/params.py", rf"    schedule: Literal\[{NAMES}", f'{HERE}, "linear"'),
     ),
@@ -49,13 +49,13 @@ RECIPES: dict[str, tuple[Edit, ...]] = {
         Edit("params.yaml", "  final_lr: ", f"{FLOOR}\n{HERE}"),
         Edit("results/demo/params.yaml", "  final_lr: ", f"{FLOOR}\n{HERE}"),
         Edit("pipeline/config/params.py", "    final_lr:", f"    lr_floor: Share = 0.0\n{HERE}"),
-        Edit("pipeline/training/schedule.py", r"base \* schedule\.lr_factor\(step\)",
+        Edit("pipeline/learning/schedule.py", r"base \* schedule\.lr_factor\(step\)",
              "base * max(settings.lr_floor, schedule.lr_factor(step))"),
     ),
     "How to add a loss": (
         Edit("tests/test_loss.py", '^    "cross_entropy": lambda p:',
              f'    "poly": lambda p: -np.log(p) + 1 - p,\n{HERE}'),
-        Edit("pipeline/engine/choices.py", '^    "cross_entropy": ',
+        Edit("pipeline/learning/choices.py", '^    "cross_entropy": ',
              f'    "poly": lambda logits: loss.cross_entropies(logits) + 1 - logits.softmax(1),\n{HERE}'),
         Edit("pipeline/config/params.py", rf"    loss: Literal\[{NAMES}", f'{HERE}, "poly"'),
     ),

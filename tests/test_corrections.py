@@ -12,10 +12,11 @@ from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.commands import repro
 from pipeline.config import params
-from pipeline.data import corrections, packed
-from pipeline.data.layout import ImageFile, Layout
-from pipeline.data.originals import Originals
-from pipeline.data.user_table import Table
+from pipeline.data import corrections
+from pipeline.dataset import packed
+from pipeline.sources.layout import ImageFile, Layout
+from pipeline.sources.originals import Originals
+from pipeline.sources.user_table import Table
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.datasets import reasons, settings, splits_by_path, two_classes

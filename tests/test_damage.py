@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data import packed
+from pipeline.running import pixels
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call
@@ -80,7 +80,7 @@ def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> 
     assert again.stderr == ""
     assert "Running stage" not in again.stdout
     assert "\ntest accuracy " in again.stdout
-    assert not (project / packed.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
+    assert not (project / pixels.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
     assert (project / integrity.MEMORY).read_bytes() == before
     remembered = json.loads(before)
     assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
-from pipeline.data import packed, split_table
-from pipeline.loader.normalization import IMAGENET
+from pipeline.dataset import packed, split_table
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
-from pipeline.training.runs import Run
+from pipeline.running import pixels
+from pipeline.running.runs import Run
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -179,7 +180,7 @@ NET = network.build("shufflenet_v2_x0_5", 2, 0)
 def read_data() -> None:
     """Read kept.csv as `prepare` does, and the packed images as `train` does."""
     split_table.all_rows(Path("data/kept.csv"), split_table.PACKED_COLUMNS)
-    packed.check_pixels(packed.load(Path("data/packed"), Path("data/split.csv")))
+    pixels.check_pixels(packed.load(Path("data/packed"), Path("data/split.csv")))
 
 
 READERS: dict[str, Callable[[], object]] = {
@@ -235,24 +236,24 @@ def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monk
     """Without DVC, the pixels are compared with digest.json. A file that has not changed since is not read again."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(integrity.COMPARED, "[null]")
-    place, read, digest = Path("data/packed"), list[Path](), packed._digest_of_hashes
+    place, read, digest = Path("data/packed"), list[Path](), pixels._digest_of_hashes
     data = packed.load(place, Path("data/split.csv"))
-    monkeypatch.setattr(packed, "_digest_of_hashes", lambda *shard: read.append(shard[0]) or digest(*shard))  # type: ignore[func-returns-value]
-    packed.check_pixels(data)
-    packed.check_pixels(data)
+    monkeypatch.setattr(pixels, "_digest_of_hashes", lambda *shard: read.append(shard[0]) or digest(*shard))  # type: ignore[func-returns-value]
+    pixels.check_pixels(data)
+    pixels.check_pixels(data)
     assert read == [place / "images-00000.bin"]
-    packed.MEMORY.write_bytes(packed.MEMORY.read_bytes()[:20])  # another start is writing it
-    packed.check_pixels(data)
+    pixels.MEMORY.write_bytes(pixels.MEMORY.read_bytes()[:20])  # another start is writing it
+    pixels.check_pixels(data)
     one_pixel(place / "images-00000.bin")
     for _ in range(2):
         with refuses(("data/packed/images-00000.bin", "damaged")):
-            packed.check_pixels(data)
+            pixels.check_pixels(data)
     assert read == [place / "images-00000.bin"] * 3
     integrity.mark_compared(["data/packed"])  # with dvc.lock, by the stage's frame: see test_damage.py
-    packed.check_pixels(data)
+    pixels.check_pixels(data)
     monkeypatch.setenv(integrity.COMPARED, '["another-machine", "data/packed"]')
     with pytest.raises(UserError):
-        packed.check_pixels(data)
+        pixels.check_pixels(data)
 
 
 @pytest.mark.parametrize("path", ["models/model.json", "data/split.csv", "data/kept.csv", "data/packed/digest.json"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pipeline.config import params
-from pipeline.engine import determinism
-from pipeline.training import failures
+from pipeline.learning import determinism
+from pipeline.running import failures
 from tests.conftest import on_cpu
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, small_world

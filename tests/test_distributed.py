@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from pipeline.config.params import Backend
-from pipeline.engine import distributed, elastic, environment, parallel
-from pipeline.engine.distributed import backend_for
+from pipeline.learning import collectives, elastic, environment, parallel
+from pipeline.learning.collectives import backend_for
 from tests.helpers.ranks import run_ranks, start_ranks
 from tests.helpers.trainings import ALONE
 
@@ -62,23 +62,23 @@ class GroupOfOne:
 
 def test_one_process_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a group, as torchrun makes one: every collective returns what it was given. Elastic's sum calls none."""
-    monkeypatch.setattr(distributed, "dist", GroupOfOne)
+    monkeypatch.setattr(collectives, "dist", GroupOfOne)
     net, values = nn.BatchNorm1d(2), torch.tensor([1.0, 2.0])
-    distributed.barrier()
-    distributed.broadcast_buffers(net)
-    assert distributed.all_reduce_sum(values) is values
-    assert distributed.all_reduce_max(values) is values
-    assert distributed.broadcast_object(values) is values
-    assert distributed.all_gather_object(values) == [values]
-    assert [distributed.broadcast_flag(flag, values.device) for flag in (True, False)] == [True, False]
-    rows = distributed.gather_in_order([values[None], values[None] + 1], [1, 0], 2)
+    collectives.barrier()
+    collectives.broadcast_buffers(net)
+    assert collectives.all_reduce_sum(values) is values
+    assert collectives.all_reduce_max(values) is values
+    assert collectives.broadcast_object(values) is values
+    assert collectives.all_gather_object(values) == [values]
+    assert [collectives.broadcast_flag(flag, values.device) for flag in (True, False)] == [True, False]
+    rows = collectives.gather_in_order([values[None], values[None] + 1], [1, 0], 2)
     assert torch.cat(rows).tolist() == [[2.0, 3.0], [1.0, 2.0]]
     total = elastic.Sum(ALONE, 2)
     for shard in (0, 1):
         total.add(shard, [values * shard])
     assert total.finish()().tolist() == [0.5, 1.0]
     with pytest.raises(AttributeError):
-        distributed.all_gather(values)
+        collectives.all_gather(values)
 
 
 def texts_of_torch(prefix: bytes) -> set[str]:

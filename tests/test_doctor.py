@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.base.files import LOCKED_PACKAGES
+from pipeline.checks import machine, validity
 from pipeline.commands import doctor
-from pipeline.config import machine, params, validity
+from pipeline.config import params
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
 
@@ -139,9 +141,9 @@ def test_a_package_that_is_not_as_locked_is_a_fact_of_the_machine(
     with monkeypatch.context() as patch:
         patch.syspath_prepend(pip.parent)
         assert [said.split()[:2] for said in machine.read().other_packages] == [["pillow", "0.1"]]
-    (tmp_path / machine.LOCKED_PACKAGES).parent.mkdir()
-    text = (PROJECT / machine.LOCKED_PACKAGES).read_text()
-    (tmp_path / machine.LOCKED_PACKAGES).write_text(re.sub(r"(?m)^pillow==\S+", "pillow==99.0.0", text))
+    (tmp_path / LOCKED_PACKAGES).parent.mkdir()
+    text = (PROJECT / LOCKED_PACKAGES).read_text()
+    (tmp_path / LOCKED_PACKAGES).write_text(re.sub(r"(?m)^pillow==\S+", "pillow==99.0.0", text))
     assert [said.split()[0] for said in machine.other_packages(tmp_path)] == ["pillow"]
     assert machine.other_packages(tmp_path / "none") == ()
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile
-from pipeline.data.split_table import SPLITS
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources.layout import ImageFile
 from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
 from tests.helpers.refusals import refuses
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine import elastic
-from pipeline.engine.world import World, share
+from pipeline.learning import elastic
+from pipeline.learning.world import World, share
 from tests.conftest import change, read_params, write_params
 from tests.helpers.ranks import run_ranks
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch

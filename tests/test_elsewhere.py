@@ -19,8 +19,8 @@ from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.evaluation.pooling import Spread, spread
 from pipeline.reruns import elsewhere, seeds
+from pipeline.reruns.pooling import Spread, spread
 from pipeline.versioning.dvc_lock import StageHashes
 from tests.conftest import on_cpu, read_params
 from tests.helpers import starts
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "train__optimizer": "adamw", "train__lr": 0.001, "train__epochs": 3, "train__crop_scale": [0.4, 1.0],
     "train__label_smoothing": 0.0,
 }  # fmt: skip
-RATE = ("pipeline/training/schedule.py", "reference else lr\n")  # the code that gives the learning rate
+RATE = ("pipeline/learning/schedule.py", "reference else lr\n")  # the code that gives the learning rate
 
 
 def tinted_photos(inbox: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from pipeline.base import files
-from pipeline.config import machine, params, validity
-from pipeline.config.machine import Machine
-from pipeline.data import corrections, originals
+from pipeline.checks import machine, validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
+from pipeline.data import corrections
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
+from pipeline.sources import originals
 from tests.conftest import PROJECT, change, on_cpu
 from tests.helpers.datasets import put, settings, two_classes
 from tests.helpers.refusals import refuses

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
-from pipeline.data import packed
-from pipeline.evaluation import onnx_check
-from pipeline.loader.normalization import IMAGENET
-from pipeline.models import exported, network, onnx_export, onnx_file
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.evaluation import onnx_check, onnx_export, onnx_file
+from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from pipeline.stages import export
 from tests.conftest import PROJECT, change, read_params, write_params

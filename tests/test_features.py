@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 from pipeline.config.model_names import PACKAGED
-from pipeline.data import packed
-from pipeline.evaluation import figures, inference
+from pipeline.dataset import packed
+from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
+from pipeline.learning import inference
 from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.base.errors import Kind, UserError
-from pipeline.data import fetch
+from pipeline.sources import fetch
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import BODY, NO_WAITS, reply, server
 from tests.helpers.terminals import Screen
@@ -176,7 +176,7 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
 
     partial = tmp_path / f".{BODY_SHA256}.partial"
     with server(answer) as (url, paths):
-        code = "from pathlib import Path; from pipeline.data.fetch import *; "
+        code = "from pathlib import Path; from pipeline.sources.fetch import *; "
         code += f"obtain_archive({url!r}, {BODY_SHA256!r}, Path(), {LIMIT})"
         child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
         wait_for(lambda: (partial.exists() and paths) or child.poll() is not None, "no download")

@@ -13,13 +13,14 @@ from PIL import ExifTags, Image
 from pipeline.base import files
 from pipeline.config import params, resolution
 from pipeline.config.params import WHOLE, Fit, Prepare
-from pipeline.data import corrections, images, packed, split_report, split_table, squares
-from pipeline.data.originals import Originals
+from pipeline.data import corrections, images, split_report
+from pipeline.dataset import packed, split_table, squares
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.evaluation import photos
 from pipeline.loader import center
-from pipeline.loader.normalization import IMAGENET
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
+from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import on_cpu, read_params, write_params
 from tests.documents import fits
@@ -173,7 +174,7 @@ def test_split_names_the_remedy_and_writes_the_same_bytes(
 RUN = """
 import importlib, sys
 from argparse import Namespace
-from pipeline.stages import frame
+from pipeline.running import frame
 frame.check_code = lambda name: None  # this process has the modules of all stages
 for stage in ("split", "prepare", "weights", "features", "train", "evaluate", "export", "card", "report"):
     module = "launch" if stage == "features" else stage  # for a head that is trained, no process computes features

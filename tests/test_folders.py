@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data import folders, originals
-from pipeline.data.layout import Layout
-from pipeline.data.split_table import SPLITS
+from pipeline.data import folders
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources import originals
+from pipeline.sources.layout import Layout
 
 
 def touch(folder: Path, *paths: str) -> Path:

@@ -22,11 +22,11 @@ from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data import corrections
 from pipeline.data.splitting import Cut
-from pipeline.evaluation.pooling import FoldPredictions
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
 from pipeline.reruns import answers, record, runner, study, workcopy
+from pipeline.reruns.pooling import FoldPredictions
 from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, integrity

@@ -10,14 +10,16 @@ import pytest
 from playwright.sync_api import Browser
 
 from pipeline.base import files
-from pipeline.data import corrections, credits, originals, split_table
-from pipeline.evaluation import label_errors, metrics, pooling
-from pipeline.evaluation.pooling import FoldPredictions
+from pipeline.data import corrections, credits
+from pipeline.dataset import split_table
+from pipeline.evaluation import metrics
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import Album
 from pipeline.reporting.reliance import NO_SHARE, Coverage
-from pipeline.reruns import folds_page
+from pipeline.reruns import folds_page, label_errors, pooling
 from pipeline.reruns.folds_page import Content
+from pipeline.reruns.pooling import FoldPredictions
+from pipeline.sources import originals
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed

@@ -17,8 +17,9 @@ from PIL import Image
 
 from pipeline.base import threads
 from pipeline.config.params import Prepare
-from pipeline.data import decoders, findings, formats, images, packed
-from pipeline.data.originals import Originals
+from pipeline.data import decoders, findings, formats, images
+from pipeline.dataset import packed
+from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT
 from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, left_out, needs_heif

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.harness import measuring
 from benchmarks.speed import gpu
-from pipeline.config import machine
-from pipeline.engine.environment import required_variables
-from pipeline.engine.world import World
+from pipeline.checks import machine
+from pipeline.learning.environment import required_variables
+from pipeline.learning.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks
 from tests.gpu.ranks import Case, Result

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine import loop
-from pipeline.engine.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.environment import required_variables
-from pipeline.engine.graphs import Graphs
-from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.learning import loop
+from pipeline.learning.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.environment import required_variables
+from pipeline.learning.graphs import Graphs
+from pipeline.learning.loop import Learner, Totals
+from pipeline.loader.batches import Batch
 from tests.gpu import ranks
 from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.trainings import ALONE

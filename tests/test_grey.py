@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.config.params import Grey, Prepare
-from pipeline.data import grey, images, packed
+from pipeline.data import grey, images
 from pipeline.data.duplicates import perceptual_hash
-from pipeline.data.originals import Originals
+from pipeline.dataset import packed
 from pipeline.evaluation import photos
 from pipeline.models.description import View
+from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.helpers.datasets import do_split, two_classes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.data import folders, groups
-from pipeline.data.layout import ImageFile, Layout
+from pipeline.sources.layout import ImageFile, Layout
 from tests.helpers.datasets import do_split, put, splits_by_path
 from tests.helpers.refusals import refuses
 

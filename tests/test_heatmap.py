@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.evaluation import heatmap
 from pipeline.evaluation.photos import LoadedImage
-from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from tests.helpers import starts

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from pipeline.config import model_names, params
-from pipeline.data import squares
-from pipeline.loader.normalization import IMAGENET
-from pipeline.models import exported, hub, network, onnx_export
+from pipeline.dataset import squares
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.evaluation import onnx_export
+from pipeline.models import exported, hub, network
 from pipeline.models.description import Description, View
 from tests.conftest import PROJECT
 

@@ -18,9 +18,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pipeline.engine import stopping
-from pipeline.engine.world import World
-from pipeline.training import checkpoint
+from pipeline.learning.world import World
+from pipeline.running import checkpoint, stopping
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import (

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.engine import kernels
-from pipeline.loader import resample
+from pipeline.loader import kernels, resample
 from pipeline.loader.resample import Crops
 from pipeline.loader.resample_cuda import SOURCE
 from tests.conftest import PROJECT

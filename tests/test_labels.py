@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.base.errors import Kind
 from pipeline.data import folders
-from pipeline.data.layout import ImageFile, Layout
+from pipeline.sources.layout import ImageFile, Layout
 from tests.helpers.refusals import refuses
 
 FILES = ["a.png", "b/c.png", "d e,f.JPG"]

@@ -12,14 +12,14 @@ from torch import nn
 
 from benchmarks.speed import ours
 from pipeline.config import params
-from pipeline.engine import choices, loop
-from pipeline.engine.choices import MEMORY_FORMATS, OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.graphs import Graphs
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.parallel import Share
+from pipeline.learning import choices, loop
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.graphs import Graphs
+from pipeline.learning.loop import Learner, Totals
 from pipeline.loader import augment, resample
-from pipeline.loader.batches import train_batches
+from pipeline.loader.batches import MEMORY_FORMATS, Batch, train_batches
+from pipeline.loader.sampler import Share
 from pipeline.models import network
 from tests.helpers.emulation import emulator
 from tests.helpers.graphs import RehearsedGraph

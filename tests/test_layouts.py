@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.errors import Kind
-from pipeline.data import originals, split_report
-from pipeline.data.originals import Originals
+from pipeline.data import split_report
+from pipeline.sources import originals
+from pipeline.sources.originals import Originals
 from pipeline.stages import split
 from tests.helpers.datasets import put, settings
 from tests.helpers.refusals import refuses

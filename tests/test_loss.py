@@ -10,12 +10,12 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from pipeline.config import params
-from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES
-from pipeline.engine.loss import WeightedLoss, balanced_weights, criterion, cross_entropies, focal_losses
-from pipeline.engine.precision import Native
-from pipeline.engine.world import World
-from pipeline.training import state
-from pipeline.training.notes import notes
+from pipeline.learning import state
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES
+from pipeline.learning.loss import WeightedLoss, balanced_weights, criterion, cross_entropies, focal_losses
+from pipeline.learning.precision import Native
+from pipeline.learning.world import World
+from pipeline.running.notes import notes
 from tests.conftest import on_cpu, read_params
 from tests.helpers.refusals import refuses
 

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from pipeline.answers import classify
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
-from pipeline.evaluation import classify
-from pipeline.evaluation.classify import Request
-from pipeline.models import acceptance, description
+from pipeline.evaluation import acceptance
+from pipeline.models import description
 from pipeline.versioning import dvc_lock
 from tests.helpers.refusals import refuses
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from pipeline.config import model_names, rules
-from pipeline.loader.normalization import IMAGENET
+from pipeline.checks import rules
+from pipeline.config import model_names
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers import starts

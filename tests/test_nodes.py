@@ -20,9 +20,10 @@ import torch
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.engine import rendezvous
-from pipeline.engine.world import World, check_size
-from pipeline.stages.launch import placed_by_cluster
+from pipeline.learning.world import World
+from pipeline.running import rendezvous
+from pipeline.running.launch import placed_by_cluster
+from pipeline.running.rendezvous import check_size
 from tests.conftest import on_cpu
 from tests.faults import network
 from tests.helpers import slurm
@@ -107,12 +108,12 @@ ODD: list[tuple[dict[str, str], list[str]]] = [
 @pytest.mark.parametrize(("changes", "names"), ODD)
 def test_numbers_that_no_launcher_gives_are_refused(changes: dict[str, str], names: list[str]) -> None:
     """The variables of torchrun and of srun, in one sentence each."""
-    assert World.from_env(PLACE, "cpu").size == 2
+    assert rendezvous.world_of(PLACE, "cpu").size == 2
     slurms = dict(zip(PLACE, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"), strict=True))
     for own in (dict(zip(PLACE, PLACE, strict=True)), slurms):
         environ = {own[name]: value for name, value in {**PLACE, **changes}.items()}
         with refuses(*((own[name], "value") for name in names)):
-            World.from_env(environ, "cpu")
+            rendezvous.world_of(environ, "cpu")
 
 
 def test_an_address_that_no_launcher_gives_is_refused() -> None:

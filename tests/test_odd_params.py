@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
 from pipeline.base.text import visible
-from pipeline.config import params, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, on_cpu
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.answers import classify, last_model
+from pipeline.answers.classify import Request
 from pipeline.base.errors import UserError
-from pipeline.evaluation import classify, last_model
-from pipeline.evaluation.classify import Request
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.evaluations import config_of

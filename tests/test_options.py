@@ -13,21 +13,20 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 from pipeline.base import files
-from pipeline.config import machine, params
+from pipeline.checks import machine
+from pipeline.config import params
 from pipeline.config.params import Params, Residency, Run
-from pipeline.data import packed
-from pipeline.engine import temperature
-from pipeline.engine.parallel import Share
-from pipeline.engine.precision import allow_tf32
-from pipeline.engine.world import World
-from pipeline.evaluation import inference
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.learning import inference, schedule, temperature
+from pipeline.learning.precision import allow_tf32
+from pipeline.learning.world import World
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.normalization import IMAGENET
+from pipeline.loader.sampler import Share
 from pipeline.loader.storage import Dataset
 from pipeline.models import exported, network
 from pipeline.stages import weights
-from pipeline.training import schedule
 from tests.helpers import starts
 from tests.helpers.trainings import ALONE, outputs, small_world
 
@@ -250,7 +249,7 @@ def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
         dataset = datasets[number % 3]
         worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]
-        ranks = [list(train_batches(dataset, settings, Share.of_process(world, total), 0)) for world in worlds]
+        ranks = [list(train_batches(dataset, settings, Share(world.share(total), total), 0)) for world in worlds]
         batches[size, total] = [
             (step[0].step, *(torch.cat(shares) for shares in zip(*((b.images, b.targets) for b in step), strict=True)))
             for step in zip(*ranks, strict=True)

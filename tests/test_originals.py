@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from pipeline.base import files
-from pipeline.data import images, originals, packed
-from pipeline.data.layout import ImageFile
+from pipeline.data import images
+from pipeline.dataset import packed
+from pipeline.sources import originals
+from pipeline.sources.layout import ImageFile
 from pipeline.stages import download, prepare, split
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill, project

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
-from pipeline.data import synthetic
+from pipeline.sources import synthetic
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, create_project
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
-from pipeline.training.runs import Run
+from pipeline.running.runs import Run
 from pipeline.versioning import dvc_lock
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, create_project

@@ -115,7 +115,7 @@ def test_code_that_changed_is_named(folder: Path) -> None:
     (folder / "pipeline/data/__pycache__").mkdir(exist_ok=True)
     (folder / "pipeline/data/__pycache__/packed.pyc").write_text("compiled")
     assert states(predict()) == {}
-    path, added = "pipeline/data/packed.py", "pipeline/data/another.py"
+    path, added = "pipeline/dataset/packed.py", "pipeline/data/another.py"
     source = (folder / path).read_text()
     (folder / path).write_text(source + "# changed\n")
     (folder / added).write_text("")

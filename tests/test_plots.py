@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
-from pipeline.training.state import HISTORY
+from pipeline.learning.state import HISTORY
 from tests.conftest import PROJECT
 from tests.helpers.projects import call, create_project
 

@@ -18,11 +18,12 @@ import torch
 
 from benchmarks.harness import workspace
 from pipeline.base import files
-from pipeline.config import machine, params, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import machine, validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.config.params import Arithmetic
-from pipeline.engine import environment
-from pipeline.models import description
+from pipeline.learning import environment
+from pipeline.running import variables
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, create_project, stages_folder
 from tests.helpers.refusals import refuses
@@ -56,7 +57,7 @@ ASK = """
 from pathlib import Path
 import torch
 from pipeline.commands import predict
-from pipeline.evaluation import classify
+from pipeline.answers import classify
 predict.predict(classify.Request((Path("data/images/aster"),)))
 print(torch.get_num_threads())
 """
@@ -167,7 +168,7 @@ def native(here: Computer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_emulated_cpu_writes_the_same_bytes(native: Path, here: Computer, haswell: Computer, tmp_path: Path) -> None:
     """From the drawn images to the report, every output is the same; so are the probabilities that predict prints.
 
-    The export is not emulated: it takes minutes there, and computes nothing (models/onnx_export.py).
+    The export is not emulated: it takes minutes there, and computes nothing (evaluation/onnx_export.py).
     """
     folder = project(tmp_path / "emulated")
     for stage in workspace.STAGES:
@@ -266,10 +267,10 @@ def test_predict_computes_with_the_threads_of_the_params(finished: Path, tmp_pat
 @pytest.mark.nightly("runs every stage; make test refuses what cannot be portable")
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
-    assert description.usable_arithmetic(native / "models") == "portable"
+    assert variables.usable_arithmetic(native / "models") == "portable"
     monkeypatch.setattr(machine, "missing_cpu_features", lambda: ("AVX2",))
     with refuses((native / "models/model.json", "machine")):
-        description.usable_arithmetic(native / "models")
+        variables.usable_arithmetic(native / "models")
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,8 @@ def test_a_portable_run_may_go_on_on_another_cpu(tmp_path: Path, monkeypatch: py
     """Its checkpoint names no kind of CPU. A native one does."""
     import torch
 
-    from pipeline.engine.world import World
-    from pipeline.training import provenance
+    from pipeline.learning.world import World
+    from pipeline.running import provenance
 
     world = World(0, 0, 1, torch.device("cpu"))
     here = {how: provenance.hardware(world, 1, how) for how in ("native", "portable")}

@@ -21,13 +21,14 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 
+from pipeline.answers import classify, last_model
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.base.text import visible
+from pipeline.checks import machine
 from pipeline.commands import predict
-from pipeline.config import machine
 from pipeline.config.params import Params, Split
-from pipeline.evaluation import classify, last_model, photos
+from pipeline.evaluation import photos
 from pipeline.models import description
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import write_params
@@ -207,7 +208,7 @@ def test_onnx_needs_no_torch(exporting: Path) -> None:
         import sys
         from pathlib import Path
         from pipeline.commands import predict
-        from pipeline.evaluation import classify
+        from pipeline.answers import classify
         image = next(Path("data/images").rglob("*.png"))
         assert predict.predict(classify.Request((image,), model=Path("{ONNX}"))) == 0
         sys.exit(" ".join({{*{slow}}} & sys.modules.keys()))

@@ -15,8 +15,9 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config.params import Prepare
-from pipeline.data import images, packed, split_table
-from pipeline.data.originals import Originals
+from pipeline.data import images
+from pipeline.dataset import packed, split_table
+from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import on_cpu, write_params
 from tests.helpers.datasets import do_split

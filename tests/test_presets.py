@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import params, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.planning import presets
 from pipeline.planning.presets import NAMES
 from tests.conftest import change, read_params

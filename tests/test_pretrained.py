@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
-from pipeline.loader.normalization import IMAGENET
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from tests.helpers.pickles import Bomb

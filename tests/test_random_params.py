@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torchvision.transforms.v2 import CutMix, RandomErasing, RandomResizedCrop
 
-from pipeline.engine.parallel import Share
 from pipeline.loader import center, random_params, sampler
+from pipeline.loader.sampler import Share
 
 SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size=1, max_size=24)
 

@@ -11,15 +11,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed import HashStore
 
 from pipeline.config import params
-from pipeline.engine.loop import Totals
+from pipeline.learning import readout, state
+from pipeline.learning.loop import Totals
+from pipeline.learning.readout import Readout
+from pipeline.learning.state import make_model
 from pipeline.loader.storage import Dataset
+from pipeline.running.job import Job, check_inputs, open_dataset
+from pipeline.running.monitor import Monitor
+from pipeline.running.resume import save_checkpoint
+from pipeline.running.runs import Run
 from pipeline.stages import train
-from pipeline.training import readout, state
-from pipeline.training.job import Job, check_inputs, open_dataset
-from pipeline.training.monitor import Monitor
-from pipeline.training.readout import Readout
-from pipeline.training.resume import save_checkpoint
-from pipeline.training.runs import Run
 from tests.conftest import on_cpu, read_params
 from tests.helpers.reads import Reads
 from tests.helpers.refusals import refuses
@@ -64,7 +65,7 @@ def train_here(
 
     monkeypatch.setattr(Monitor, "step", end_step)
     with ExitStack() as stack:
-        train.train(job)
+        train.train(job, make_model(config, data.classes, ALONE))
     events = EventAccumulator(str(run.board)).Reload()
     return [*of_steps, reads.taken()], [(one.step, one.value) for one in events.Scalars("loss/train")]
 

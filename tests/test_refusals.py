@@ -10,9 +10,10 @@ from ruamel.yaml import YAML
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault, Kind, UserError
-from pipeline.config import params, rules, validity
-from pipeline.config.machine import Machine
-from pipeline.config.rules import PAIRS, Pair
+from pipeline.checks import rules, validity
+from pipeline.checks.machine import Machine
+from pipeline.checks.rules import PAIRS, Pair
+from pipeline.config import params
 from tests.conftest import PROJECT
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 from tests.helpers.refusals import check_form

@@ -18,12 +18,14 @@ from playwright.sync_api import Browser
 from pipeline.base import files
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
-from pipeline.data import originals, split_table
 from pipeline.data.suspects import Suspect
+from pipeline.dataset import split_table
 from pipeline.evaluation.metrics import Share
 from pipeline.models import description
 from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome, page, rendering, settings
 from pipeline.reporting.facts import Facts
+from pipeline.sources import originals
+from pipeline.versioning import identity
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
@@ -64,7 +66,7 @@ def elements(written: Path) -> Element:
 def known(finished: Path) -> Facts:
     """What the page says."""
     config = reports.config_in(finished)
-    return facts.read(config, split_table.all_rows(Path(config.paths.split)))
+    return facts.read(config, identity.settings(config, ["report"]), split_table.all_rows(Path(config.paths.split)))
 
 
 def page_of(known: Facts, **changes: Any) -> Element:
@@ -116,7 +118,8 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, ele
     unused = {leaf for leaf in tracked("report") if leaf.startswith("data.") and leaf != "data.source"}
     unused |= {"train.backend"}  # on a CPU there is one
     assert {name for name, *_ in [*changed, *others]} == tracked("report") - unused
-    expected = {one.name: one for one in settings.settings(reports.config_in(finished))}
+    config = reports.config_in(finished)
+    expected = {one.name: one for one in settings.settings(config, identity.settings(config, ["report"]))}
     assert {name for name, *_ in changed} >= {"train.model", "split.min_side"}
     for name, value, default in [*changed, *([*row, row[1]] for row in others)]:
         assert (value, default) == (expected[name].value, expected[name].default)
@@ -208,7 +211,7 @@ def test_a_model_without_heat_maps_says_so(finished: Path, tmp_path: Path) -> No
     none = heat_maps.heat_maps(config, described, origin, answers[:1])
     assert none.pictures == {}
     assert heat_maps.heat_maps(config, described, origin, []) == gallery.NO_HEAT_MAPS
-    known = facts.read(config, split_table.all_rows(Path(config.paths.split)))
+    known = facts.read(config, identity.settings(config, ["report"]), split_table.all_rows(Path(config.paths.split)))
     text = parsed(page.page(known, gallery.hard_answers(answers), {}, none)).one("section", id="images").text
     assert "There are no heat maps. train.model: resnet18: its logits are no means over several places" in text
 

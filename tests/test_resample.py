@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import center, resample
-from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.resample import Crops
 from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, drawn_crops, exact, random_boxes, random_images
 

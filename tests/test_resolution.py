@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from pipeline.config import params, resolution
 from pipeline.config.params import Run, Train
-from pipeline.data import packed
-from pipeline.engine.parallel import Share
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.learning.schedule import finished_epoch
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.normalization import IMAGENET
+from pipeline.loader.sampler import Share
 from pipeline.loader.storage import Dataset
-from pipeline.training.schedule import finished_epoch
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import small_world
 

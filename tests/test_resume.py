@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.training.schedule import best_epoch, should_stop
+from pipeline.learning.schedule import best_epoch, should_stop
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci has two of them")

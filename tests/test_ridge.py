@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.engine import ridge, temperature
+from pipeline.learning import ridge, temperature
 
 L2 = 0.5
 
@@ -54,7 +54,7 @@ def test_the_equations_are_solved() -> None:
 PROGRAM = """
 import hashlib, sys
 from tests.test_ridge import L2, drawn
-from pipeline.engine import ridge, temperature
+from pipeline.learning import ridge, temperature
 import numpy as np
 head = ridge.solve(*drawn(500, 150), np.array([1.0, 0.3, 2.0, 1.0]), L2)
 print(hashlib.sha256(head.weight.tobytes() + head.bias.tobytes()).hexdigest())

@@ -16,7 +16,8 @@ import pytest
 
 from pipeline.base import locks
 from pipeline.base.errors import STOPPED
-from pipeline.config import machine, params
+from pipeline.checks import machine
+from pipeline.config import params
 from pipeline.reruns import runner
 from pipeline.reruns.runner import Job, Slot
 from pipeline.versioning import run_cache

@@ -8,12 +8,12 @@ import pytest
 
 from pipeline.base import locks
 from pipeline.base.errors import UserError
+from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.config import params
-from pipeline.config.machine import LOCKED_PACKAGES
 from pipeline.config.params import Params
 from pipeline.reruns import comparison
-from pipeline.training import provenance, runs
-from pipeline.training.runs import Run, find_run
+from pipeline.running import provenance, runs
+from pipeline.running.runs import Run, find_run
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import ALONE
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from benchmarks.speed import ours
 from pipeline.config import params
-from pipeline.engine.parallel import Share
 from pipeline.loader import sampler
 from pipeline.loader.batches import Plan, plans
+from pipeline.loader.sampler import Share
 
 
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 60), epochs=st.integers(1, 5), data=st.data())

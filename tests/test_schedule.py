@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.config.params import Train
-from pipeline.training import schedule
-from pipeline.training.notes import notes
-from pipeline.training.schedule import Schedule, best_epoch, should_stop
+from pipeline.learning import schedule
+from pipeline.learning.schedule import Schedule, best_epoch, should_stop
+from pipeline.running.notes import notes
 from tests.conftest import change, on_cpu, read_params
 
 

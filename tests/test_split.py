@@ -18,9 +18,9 @@ from pipeline.config import params
 from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile
-from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment
+from pipeline.dataset.split_table import HEADER, SPLITS
+from pipeline.sources.layout import ImageFile
 from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers import datasets

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.text import display_width
 from pipeline.commands import compare
 from pipeline.data import split_report
-from pipeline.data.layout import Layout, display_width
 from pipeline.evaluation import metrics
+from pipeline.sources.layout import Layout
 from pipeline.stages import evaluate
 from tests.helpers.measured import eval_figures
 

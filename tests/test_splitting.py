@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.params import Split
 from pipeline.data import splitting
-from pipeline.data.layout import ImageFile
-from pipeline.data.split_table import SPLITS
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources.layout import ImageFile
 from tests.helpers.datasets import settings
 from tests.helpers.refusals import refuses
 

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.harness import workspace
 from pipeline.__main__ import main
+from pipeline.checks.machine import Machine
 from pipeline.commands import start
 from pipeline.config import params
-from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part

@@ -9,9 +9,9 @@ from torch import nn
 
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.engine.loop import Learner
-from pipeline.engine.world import World
-from pipeline.training import state
+from pipeline.learning import state
+from pipeline.learning.loop import Learner
+from pipeline.learning.world import World
 from tests.conftest import on_cpu, read_params
 
 WORLD = World(0, 0, 1, torch.device("cpu"))

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
+from pipeline.checks import machine
 from pipeline.command_line import parse
 from pipeline.commands import verify
-from pipeline.config import machine
 from pipeline.config.params import Params
 from pipeline.reruns import statement
 from pipeline.versioning import programs

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine import choices, loop
-from pipeline.engine.choices import LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.learning import choices, loop
+from pipeline.learning.choices import LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.loop import Learner, Totals
+from pipeline.loader.batches import Batch
 from pipeline.models import network
 from tests.helpers.ranks import run_ranks
 from tests.helpers.trainings import ALONE

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pipeline.base import files, linux
 from pipeline.base.threads import prefetch
 from pipeline.config.params import Residency, Run
-from pipeline.data import packed, split_table
-from pipeline.data.packed import Packed
+from pipeline.dataset import packed, split_table
+from pipeline.dataset.packed import Packed
 from pipeline.loader import storage
 from tests.helpers.refusals import refuses
 

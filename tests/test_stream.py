@@ -16,11 +16,11 @@ import torch
 
 from pipeline.base import files
 from pipeline.base.errors import Kind
-from pipeline.config.machine import PROJECT
+from pipeline.checks.machine import PROJECT
 from pipeline.config.params import Run
-from pipeline.data import packed
-from pipeline.loader import storage, stream
-from pipeline.versioning import dvc_lock, integrity, remote
+from pipeline.dataset import packed
+from pipeline.loader import remote, storage, stream
+from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import change, read_params, write_params
 from tests.helpers import buckets
 from tests.helpers.datasets import one_pixel
@@ -42,7 +42,7 @@ def sharded_world(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any)
         small_world(folder, count=IMAGES, side=SIDE, prepare__size=SIDE, **changes)
     (folder / "pipeline").unlink()
     shutil.copytree(PROJECT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
-    edited("pipeline/data/packed.py", *SMALL_SHARDS)(folder)
+    edited("pipeline/dataset/packed.py", *SMALL_SHARDS)(folder)
     return folder
 
 

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.harness.workspace import STAGE_TABLES, STAGES
 from pipeline.__main__ import LAUNCHED, module_of
 from pipeline.command_line import COMMANDS
+from pipeline.running import frame
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, limited
 from tests.helpers import starts
@@ -23,41 +24,44 @@ from tests.helpers.modules import MODULES, closure, imports, modules_of
 from tests.helpers.projects import edited, stages_folder
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the program.
-LAYERS = (
-    "base", "versioning", "config", "data", "engine", "loader", "models", "evaluation", "reporting", "training",
-    "planning", "reruns", "stages", "commands", "",
+DECIDING = (
+    "base", "config", "dataset", "sources", "data", "loader", "models", "evaluation", "learning", "reporting",
 )  # fmt: skip
-FRAME = "pipeline.stages.frame"
-SHARED = {FRAME, "pipeline.stages.launch"}  # the modules of the stages and commands that others of them import
+LAYERS = (
+    *DECIDING, "versioning", "checks", "running", "answers", "planning", "reruns", "stages", "commands", "",
+)  # fmt: skip
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "versioning.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
     "pydantic_core": {"config.document"},
     "PIL": {
-        "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic",
+        "data.appearance", "data.decoders", "data.images", "dataset.squares", "sources.synthetic",
         "evaluation.heatmap", "reporting.thumbnails",
     },
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
     "scipy": {"reruns.seeds", "data.duplicates", "evaluation.metrics"},
-    "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
+    "pooch": {"sources.fetch"}, "requests": {"sources.fetch"},
+    "tarfile": {"sources.archive"}, "zipfile": {"sources.archive"},
     "timm": {"models.timm_models"},
-    "torchvision": {"data.torchvision_sets", "models.network", "models.pretrained", "training.monitor"},
+    "torchvision": {"sources.torchvision_sets", "models.network", "models.pretrained", "running.monitor"},
     "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
-    "apex": {"engine.apex"},
+    "apex": {"learning.apex"},
     "dvc": {
-        "reruns.revisions", "commands.continue_from", "versioning.quiet", "versioning.remote", "versioning.run_cache",
+        "reruns.revisions", "commands.continue_from", "versioning.quiet", "loader.remote", "versioning.run_cache",
     },
     "optuna": {"reruns.search"}, "sklearn": set(),
-    "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
-    "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
-    "onnxruntime": {"models.onnx_file"}, "transformers": set(),
+    "numba": {"loader.resample"}, "cuda": {"loader.kernels"},
+    "onnx": {"evaluation.onnx_export"}, "onnxscript": {"evaluation.onnx_export"},
+    "onnxruntime": {"evaluation.onnx_file"}, "transformers": set(),
     "shtab": {"command_line"},
-    "ctypes": {"base.linux", "config.machine", "engine.kernels"},
+    "ctypes": {"base.linux", "checks.machine", "loader.kernels"},
 }  # fmt: skip
-TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.nodes", "engine.distributed", "engine.launchers"}  # stores, exchanges
-APEX_USERS = {"engine.choices", "stages.launch", "commands.doctor"}  # import engine.apex, inside a function
+TORCH_DISTRIBUTED = {  # stores, exchanges
+    "running.rendezvous", "running.nodes", "running.group", "running.launchers", "learning.collectives",
+}  # fmt: skip
+APEX_USERS = {"learning.choices", "running.launch", "commands.doctor"}  # import learning.apex, inside a function
 
 
 def layer(module: str) -> str:
@@ -67,12 +71,12 @@ def layer(module: str) -> str:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_a_file_imports_its_own_layer_or_an_earlier_one(module: str) -> None:
-    """Imports run one way; a stage or a command imports no other one, but what stages share."""
+    """Imports run one way, so a deciding module imports deciding ones alone. No stage or command imports another."""
     own = LAYERS.index(layer(module))
     for name in modules_of(MODULES[module]):
         assert LAYERS.index(layer(name)) <= own, f"{module} imports {name}, of a later layer"
         if layer(name) in ("stages", "commands"):
-            assert name in SHARED or module == "pipeline.__main__", f"{module} imports {name}"
+            assert module == "pipeline.__main__", f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -87,8 +91,8 @@ def test_a_library_has_an_owner(module: str) -> None:
 
 
 def test_apex_is_asked_for_in_one_place() -> None:
-    """Training reaches Apex through engine.choices alone; launch and doctor ask whether it loads."""
-    users = {module for module, path in MODULES.items() if "pipeline.engine.apex" in imports(path)}
+    """Training reaches Apex through learning.choices alone; launch and doctor ask whether it loads."""
+    users = {module for module, path in MODULES.items() if "pipeline.learning.apex" in imports(path)}
     assert users == {f"pipeline.{name}" for name in APEX_USERS}
 
 
@@ -101,32 +105,31 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def code_of(stage: str) -> set[Path]:
-    """The files that the processes of a stage import, without those that only describe a folder."""
-    starts = [f"pipeline.stages.{stage}", *([LAUNCHED[stage]] if stage in LAUNCHED else [])]
-    imported = set[Path]().union(*(closure(start) for start in starts))
-    return {file for file in imported if file.name != "__init__.py"}
+    """The deciding files that the processes of a stage import, and the stage's own one."""
+    imported = closure(f"pipeline.stages.{stage}")
+    own = Path(f"pipeline/stages/{stage}.py")
+    return {
+        file for file in imported if file == own or (file.parts[1] in DECIDING and file.name != "__init__.py")
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
-    """Every file that can decide an output is among the deps. train names exactly those; another stage names a folder
-    where it needs at least two fifths of it.
+def test_a_stage_depends_on_what_decides_its_outputs(stage: str) -> None:
+    """Its code deps are the folders of the deciding files that it imports, whole, and its own file. Serving code is
+    none: other words, another progress bar, another launcher run no stage again.
     """
     deps, imported = {Path(dep) for dep in STAGE_TABLES[stage]["deps"]}, code_of(stage)
     assert Path("requirements/lock.txt") in deps
-    folders = {dep: sources(dep) for dep in deps if dep.parts[0] == "pipeline" and dep.suffix == ""}
-    files = {dep for dep in deps if dep.parts[0] == "pipeline" and dep.suffix == ".py"}
-    assert files <= imported
-    assert imported <= files.union(*folders.values())
-    for folder, needed in folders.items():
-        # Some modules of the engine are imported only when they are asked for, Apex's among them.
-        least = 0.4 if stage != "train" or folder.name == "engine" else 1
-        assert len(needed & imported) >= least * len(needed), f"{stage} needs only a part of {folder}"
+    code = {dep for dep in deps if dep.parts[0] == "pipeline"}
+    assert all(any(file.is_relative_to(dep) for dep in code) for file in imported), imported
+    assert all(any(file.is_relative_to(dep) for file in imported) for dep in code), code
+    assert not [dep for dep in code if any(dep.is_relative_to(serving) for serving in frame.SERVING)]
 
 
-def sources(folder: Path) -> set[Path]:
-    """The Python files of a folder of the project, without the one that describes it."""
-    return {file.relative_to(PROJECT) for file in (PROJECT / folder).glob("*.py") if file.name != "__init__.py"}
+def test_every_folder_decides_or_serves() -> None:
+    """A stage refuses to import any other file of the project that is no dep of it."""
+    serving = {path.name for path in frame.SERVING}
+    assert {*LAYERS, "command_line.py"} - {""} == {*DECIDING, "stages"} | serving
 
 
 def test_what_describes_a_folder_does_nothing() -> None:
@@ -148,21 +151,21 @@ def test_a_stage_depends_on_the_templates_that_it_fills() -> None:
 
 
 def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of such a file begins a new run; a change of another one (the demo, the doctor) ends no run."""
+    """A change of such a file begins a new run; a change of another one (a message, the doctor) ends no run."""
     monkeypatch.chdir(PROJECT)
     code = set(dvc_lock.code("train"))
     assert code_of("train") | {Path("requirements/lock.txt"), Path("docker/pins.env")} <= code
-    assert not [path for path in code if path.parts[:2] == ("pipeline", "commands")]
+    assert not [path for path in code if path.parts[0] == "pipeline" and path.parts[1] not in (*DECIDING, "stages")]
 
 
 NEW_CODE = {  # a line of stages/weights.py → the same line with an import of a new module
-    "from pipeline.stages import frame": "from pipeline.stages import frame; from pipeline.models import own",
-    "    model, choice =": "    from pipeline.models.own import deep; model, choice =",
+    "from pipeline.running import frame": "from pipeline.running import frame; from pipeline import own",
+    "    model, choice =": "    from pipeline.own import deep; model, choice =",
 }
 
 
 @pytest.mark.parametrize("line", NEW_CODE)
-@pytest.mark.parametrize("new", ["pipeline/models/own.py", "pipeline/models/own/__init__.py"])
+@pytest.mark.parametrize("new", ["pipeline/own.py", "pipeline/own/__init__.py"])
 def test_a_stage_refuses_a_module_that_is_none_of_its_deps(line: str, new: str, tmp_path: Path) -> None:
     """A new file that a stage imports, at its start or later, has to be in dvc.yaml: DVC would not see its changes."""
     folder = stages_folder(tmp_path)
@@ -170,27 +173,27 @@ def test_a_stage_refuses_a_module_that_is_none_of_its_deps(line: str, new: str, 
         (folder / name).unlink()
     shutil.copytree(PROJECT / "pipeline", folder / "pipeline", symlinks=True)
     (folder / new).parent.mkdir(exist_ok=True)
-    (folder / new).write_text("from pipeline.models import description\n\n\ndef deep() -> None: ...\n")
+    (folder / new).write_text("from pipeline.loader import sampler\n\n\ndef deep() -> None: ...\n")
     edited("pipeline/stages/weights.py", line, NEW_CODE[line])(folder)
-    (folder / "pipeline/models/unused.py").write_text("def unused() -> None: ...\n")
+    (folder / "pipeline/unused.py").write_text("def unused() -> None: ...\n")
     text = (PROJECT / "dvc.yaml").read_text()
     command = [sys.executable, "-m", "pipeline", "weights"]
-    for listed, status in (((), 1), ((new,), 1), ((new, "pipeline/models/description.py"), 0)):
+    for listed, status in (((), 1), ((new,), 1), ((new, "pipeline/loader/sampler.py"), 0)):
         added = "".join(f"      - {path}\n" for path in listed)
         stage = "      - pipeline/stages/weights.py\n"
         (folder / "dvc.yaml").write_text(text.replace(stage, stage + added))
         done = starts.run(command, cwd=folder)
         assert done.returncode == status, done.stderr
         named = re.findall(r"add to its deps the line: - (\S+)", done.stderr)
-        assert named == sorted({new, "pipeline/models/description.py"} - {*listed})
+        assert named == sorted({new, "pipeline/loader/sampler.py"} - {*listed})
         assert (folder / "data/weights").exists() == (status == 0 or line.startswith(" "))
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        "config.params", "config.validity", "data.packed", "evaluation.figures", "stages.download", "stages.split",
-        "stages.prepare", "stages.weights", "stages.launch", "stages.card", "stages.report", "commands.predict",
+        "config.params", "checks.validity", "dataset.packed", "evaluation.figures", "stages.download", "stages.split",
+        "stages.prepare", "stages.weights", "running.launch", "stages.card", "stages.report", "commands.predict",
         "commands.doctor",
     ],
 )  # fmt: skip
@@ -285,18 +288,18 @@ def test_no_test_waits_without_end() -> None:
 
 
 CATCH_USER_ERROR = (
-    "base.errors", "commands.continue_from", "evaluation.classify", "evaluation.photos", "stages.launch",
-    "stages.frame", "training.runs", "reruns.slurm",
+    "base.errors", "commands.continue_from", "loader.remote", "answers.classify", "evaluation.photos", "running.launch",
+    "running.frame", "running.runs", "reruns.slurm",
 )  # fmt: skip
 
 
 def test_every_command_has_a_module_and_every_module_a_command() -> None:
     """Nobody but the program ends with a UserError as a line."""
     folders = {module for module in MODULES if layer(module) in ("stages", "commands")}
-    helpers = {"pipeline.stages", "pipeline.commands", FRAME}
+    helpers = {"pipeline.stages", "pipeline.commands"}
     arguments = [Namespace(command=name, stage="train") for name in COMMANDS]
     arguments += [Namespace(command="rank", stage=stage) for stage in ("features", "evaluate")]
-    assert {module_of(given) for given in arguments} == folders - helpers
+    assert {module_of(given) for given in arguments} == (folders - helpers) | {*LAUNCHED.values()}
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
     assert written <= {f"pipeline.{name}" for name in CATCH_USER_ERROR}
 

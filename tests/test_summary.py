@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import files
-from pipeline.commands.repro import stages_of
-from pipeline.config import params
-from pipeline.config.params import Paths
-from pipeline.data import split_table
-from pipeline.evaluation.summary import (
+from pipeline.answers.summary import (
     Evaluation,
     changes_since,
     committed_evaluation,
@@ -20,6 +15,11 @@ from pipeline.evaluation.summary import (
     question,
     summary,
 )
+from pipeline.base import files
+from pipeline.commands.repro import stages_of
+from pipeline.config import params
+from pipeline.config.params import Paths
+from pipeline.dataset import split_table
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT
 

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from pipeline.base import files
-from pipeline.data import synthetic
+from pipeline.sources import synthetic
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -19,8 +19,8 @@ from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.command_line import COMMANDS
 from pipeline.config import document, params
-from pipeline.engine.world import World
-from pipeline.training import provenance
+from pipeline.learning.world import World
+from pipeline.running import provenance
 from tests.conftest import PROJECT, read_params
 from tests.helpers.terminals import on_terminal
 

@@ -17,15 +17,16 @@ from pipeline.base import files
 from pipeline.commands import doctor
 from pipeline.config import model_names, params
 from pipeline.config.params import Run, Train
-from pipeline.data import packed
-from pipeline.engine.parallel import Share
-from pipeline.evaluation import inference
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET, Normalization
+from pipeline.evaluation import onnx_export, onnx_file
+from pipeline.learning import inference
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.normalization import IMAGENET, Normalization
+from pipeline.loader.sampler import Share
 from pipeline.loader.storage import ImageStore
-from pipeline.models import description, exported, network, onnx_export, onnx_file, pretrained, timm_models
-from pipeline.training.job import open_dataset
+from pipeline.models import description, exported, network, pretrained, timm_models
+from pipeline.running.job import open_dataset
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 

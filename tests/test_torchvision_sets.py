@@ -24,11 +24,12 @@ from PIL import Image
 from scipy.io import savemat
 
 from pipeline.base import files
+from pipeline.checks import rules
 from pipeline.commands import start
-from pipeline.config import params, rules
+from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data.torchvision_sets import SETS
 from pipeline.planning import survey
+from pipeline.sources.torchvision_sets import SETS
 from pipeline.stages import download, prepare, split
 from tests.conftest import PROJECT, change, on_cpu, write_params
 from tests.helpers.datasets import noise_image

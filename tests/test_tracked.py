@@ -13,7 +13,8 @@ import pytest
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections, synthetic
+from pipeline.data import corrections
+from pipeline.sources import synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.modules import MODULES, closure
@@ -50,7 +51,7 @@ RECORDER = """
     from argparse import Namespace
     from pathlib import Path
     from pipeline.config import params
-    from pipeline.stages import frame
+    from pipeline.running import frame
 
     frame.check_code = lambda name: None  # this process has the modules of all stages
     names, reads, plain = {}, set(), params.Section.__getattribute__
@@ -85,7 +86,7 @@ RECORDER = """
 def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder with the outputs of all stages for a small archive, and the list of settings that each stage has read.
 
-    Reads of config/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes
+    Reads of checks/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes
     it writes.
     """
     folder.mkdir()

@@ -16,13 +16,13 @@ from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.engine.loop import Totals
+from pipeline.learning import results, state, validation
+from pipeline.learning.loop import Totals
+from pipeline.learning.readout import Readout
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
-from pipeline.training import results, state, validation
-from pipeline.training.job import Job
-from pipeline.training.readout import Readout
-from pipeline.training.runs import Run
+from pipeline.running.job import Job
+from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
 from tests.helpers.ranks import run_ranks
 from tests.helpers.refusals import refuses

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.config import params, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, read_params
 

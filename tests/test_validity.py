@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import rules, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import rules, validity
+from pipeline.checks.machine import Machine
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 
 USUAL = {key: options[0] for key, options in CHOICES.items()} | {

@@ -169,8 +169,8 @@ def other_lr(project: Path) -> None:
     ("edit", "file", "stale"),
     [
         (  # dvc.yaml names the folder, and DVC no file in it
-            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/training/schedule.py",
-            "train: pipeline/training/schedule.py",
+            edited("pipeline/learning/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/learning/schedule.py",
+            "train: pipeline/learning/schedule.py",
         ),
         pytest.param(
             edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "docker/pins.env", "train: docker/pins.env",

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from pipeline.config import params
-from pipeline.engine import launchers
-from pipeline.engine import watchdog as frozen_processes
-from pipeline.engine.distributed import run_process
-from pipeline.engine.exits import ENDED_NOTE, FAILED
-from pipeline.engine.watchdog import Inactivity, Watch, has_ended, is_stopped
+from pipeline.running import launchers
+from pipeline.running import watchdog as frozen_processes
+from pipeline.running.exits import ENDED_NOTE, FAILED
+from pipeline.running.group import run_process
+from pipeline.running.watchdog import Inactivity, Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
 from tests.faults import frozen
 from tests.helpers.nodes import TRAIN, nodes

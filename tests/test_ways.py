@@ -1,6 +1,6 @@
 """Every way of running: launcher × parallel × precision × sync_bn × memory_format × device.
 
-A cell runs, or the rows of pipeline/config/rules.py refuse it. CPU cells run here; those that need a GPU are run by
+A cell runs, or the rows of pipeline/checks/rules.py refuse it. CPU cells run here; those that need a GPU are run by
 tests/gpu.
 """
 
@@ -17,11 +17,12 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import Fault
-from pipeline.config import params, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.config.params import Train
-from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
-from pipeline.engine.launchers import LAUNCHERS, srun
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
+from pipeline.running.launchers import LAUNCHERS, srun
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PARALLEL, PRECISION, SYNC_BN, with_lines
@@ -67,13 +68,13 @@ ON_THE_CPU = [
 ]
 
 
-# Has the launcher of a folder's params start tests.in_turn, where stages/launch.py starts the processes of train.
+# Has the launcher of a folder's params start tests.in_turn, where running/launch.py starts the processes of train.
 LAUNCHING = """
 import os
 from pathlib import Path
-from pipeline.stages import launch
+from pipeline.running import launch
 from pipeline.config import params
-from pipeline.engine import environment
+from pipeline.learning import environment
 config = params.load()
 os.environ.update(environment.required_variables(config.train.threads, config.train.deterministic))
 launch.with_restarts(("tests.in_turn",), config.run, Path("runs"))

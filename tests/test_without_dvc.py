@@ -16,10 +16,10 @@ import pytest
 from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.config import document, identity, params
+from pipeline.config import document, params
 from pipeline.planning.forecast import forecast
 from pipeline.reruns import workcopy
-from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning import dvc_lock, identity, integrity
 from pipeline.versioning.integrity import Output
 from tests.helpers.projects import edited
 

@@ -19,7 +19,7 @@ from torchvision import io, transforms
 from torchvision.transforms import v2
 
 from pipeline.base import linux
-from pipeline.loader.normalization import IMAGENET
+from pipeline.dataset.normalization import IMAGENET
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Labelled = Sequence[tuple[str, int]]

@@ -28,7 +28,7 @@ import psutil
 
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import machine as here
+from pipeline.checks import machine as here
 from pipeline.versioning import programs
 
 RESULTS = Path("benchmarks/results")

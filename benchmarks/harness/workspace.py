@@ -22,9 +22,11 @@ from ruamel.yaml import YAML
 from benchmarks.harness import measuring
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import identity, params
-from pipeline.data import corrections, synthetic
+from pipeline.config import params
+from pipeline.data import corrections
 from pipeline.reruns import workcopy
+from pipeline.sources import synthetic
+from pipeline.versioning import identity
 
 STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parents[2] / "dvc.yaml")["stages"]
 STAGES = tuple(STAGE_TABLES)

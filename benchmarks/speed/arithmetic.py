@@ -17,7 +17,7 @@ from itertools import islice
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.config.params import Arithmetic
-from pipeline.engine.environment import required_variables
+from pipeline.learning.environment import required_variables
 
 WAYS: dict[str, tuple[Arithmetic, str]] = {  # train.arithmetic, train.memory_format
     "native": ("native", "contiguous"),

@@ -25,8 +25,9 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from benchmarks.speed import planning
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import machine, params, validity
-from pipeline.engine.environment import required_variables
+from pipeline.checks import machine, validity
+from pipeline.config import params
+from pipeline.learning.environment import required_variables
 
 APEX = params.APEX_LEVELS
 FREELY = " not deterministic"

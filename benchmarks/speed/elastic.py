@@ -24,14 +24,16 @@ from torch import nn
 from benchmarks.harness.measuring import RESULTS, formatted, machine, medians
 from benchmarks.harness.workspace import create_prepared, forget_runs, run_stage, set_params, temporary_folder
 from pipeline.base import files, linux
-from pipeline.engine import determinism, distributed, elastic, loop
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.world import World, share
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.learning import collectives, determinism, elastic, loop
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.loop import Learner, Totals
+from pipeline.learning.world import World, share
+from pipeline.loader.batches import Batch
 from pipeline.models import network
+from pipeline.running import group, rendezvous
 
 SHARDS = (2, 4, 8)
 MOST = max(SHARDS)
@@ -115,13 +117,13 @@ def steps_of(microbatches: int, name: str, world: World, batch: int, side: int, 
 
 def measure(steps: Iterator[None], count: int, world: World) -> float:
     """Seconds a step of the slowest process."""
-    distributed.barrier()
+    collectives.barrier()
     began = time.perf_counter()
     for _ in range(count):
         next(steps)
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-    return float(max(distributed.all_gather_object((time.perf_counter() - began) / count)))
+    return float(max(collectives.all_gather_object((time.perf_counter() - began) / count)))
 
 
 def worker(*arguments: str) -> None:
@@ -134,8 +136,8 @@ def worker(*arguments: str) -> None:
     precision = arguments[4]
     linux.keep_freed_memory()  # these two as a stage does
     determinism.make_deterministic(1, True)
-    world = World.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
-    with distributed.join(world, 600):
+    world = rendezvous.world_of(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
+    with group.join(world, 600):
         contenders = {"ddp": world.size, **{f"elastic {shards}": shards for shards in SHARDS if shards >= world.size}}
         runners = {
             name: steps_of(parts, name.split()[0], world, batch, side, precision) for name, parts in contenders.items()

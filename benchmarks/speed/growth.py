@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row
 from pipeline.base import linux
-from pipeline.data import synthetic
+from pipeline.sources import synthetic
 
 TIMES = (1, 3, 10)
 COMMANDS = {"split": "split", "prepare": "prepare", "epoch": "train"}

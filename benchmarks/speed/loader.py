@@ -21,7 +21,7 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import split_table
+from pipeline.dataset import split_table
 
 OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, one thread per core", "ours on the GPU", "prepare, once"
 

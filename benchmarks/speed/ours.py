@@ -15,19 +15,20 @@ from pipeline.__main__ import set_up_interpreter
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import packed
-from pipeline.data.packed import Digest, Packed
-from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import PARALLELS
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.parallel import ParallelModel, Share
-from pipeline.engine.world import World
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.dataset.packed import Digest, Packed
+from pipeline.learning import determinism, loop, schedule
+from pipeline.learning.choices import PARALLELS
+from pipeline.learning.loop import Learner, Totals
+from pipeline.learning.parallel import ParallelModel
+from pipeline.learning.state import make_learner, make_model
+from pipeline.learning.world import World
 from pipeline.loader import storage
-from pipeline.loader.batches import train_batches
-from pipeline.loader.normalization import IMAGENET
+from pipeline.loader.batches import Batch, train_batches
+from pipeline.loader.sampler import Share
 from pipeline.loader.storage import Dataset, ImageStore
-from pipeline.training import schedule
-from pipeline.training.state import make_learner, make_model
+from pipeline.running import group, rendezvous
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ class Ready:
         """The batches of the training, without end: after the last one the first again."""
         while True:
             yield from train_batches(
-                self.dataset, self.config.train, Share.of_process(self.world, self.config.train.accumulation_steps), 0
+                self.dataset,
+                self.config.train,
+                Share(self.world.share(self.config.train.accumulation_steps), self.config.train.accumulation_steps),
+                0,
             )
 
 
@@ -89,10 +93,10 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
     config = set_up(settings)
-    world = World.from_env(os.environ, config.train.device)
+    world = rendezvous.world_of(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     images, _ = storage.open_images(data, config.run, world.device)
-    with distributed.join(world, 600):
+    with group.join(world, 600):
         yield Ready(config, Dataset(data, images, IMAGENET), world)
 
 
@@ -142,6 +146,6 @@ def on_noise(model: str, batch: int, side: int, **settings: Any) -> tuple[Traine
     """
     size = {"model": model, "batch_size": batch, "crop": side, "epochs": 1000, "lr": 0.001}
     config = set_up({"parallel": "single", **size, **settings})
-    world = World.from_env({}, config.train.device)
+    world = rendezvous.world_of({}, config.train.device)
     ready = Ready(config, noise(batch, side, 5, world.device), world)
     return Trainer.of(ready), resident(next(ready.batches()))

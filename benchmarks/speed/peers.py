@@ -27,8 +27,8 @@ from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import split_table
-from pipeline.engine.environment import required_variables
+from pipeline.dataset import split_table
+from pipeline.learning.environment import required_variables
 
 OURS, ONCE = "ours", ("split", "prepare")  # the stages that read every photo once
 
@@ -81,7 +81,7 @@ def loader(name: str, config: Params, photos: Path, split: str) -> Any:
     from torchvision.transforms import v2
 
     from benchmarks.harness import contenders
-    from pipeline.loader.normalization import IMAGENET
+    from pipeline.dataset.normalization import IMAGENET
 
     settings, training, root = config.train, split == "train", str(photos / split)
     cuda, side = settings.device == "cuda", settings.crop if training else settings.eval_crop

@@ -25,8 +25,8 @@ def measure(turns: int, report: Report) -> None:
     import torch
 
     from benchmarks.speed import ours
-    from pipeline.engine.parallel import Share
     from pipeline.loader import batches
+    from pipeline.loader.sampler import Share
 
     dataset = ours.noise(3000, 4, 5, torch.device("cpu"))
     cases = {f"plans {size}, {steps} at once": (size, steps) for size in BATCHES for steps in (1, batches.AT_ONCE)}

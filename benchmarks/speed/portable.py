@@ -26,8 +26,8 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import packed, split_table
-from pipeline.engine import environment
+from pipeline.dataset import packed, split_table
+from pipeline.learning import environment
 
 HERE = "this CPU"
 CPUS = ("Haswell", "Broadwell", "Skylake-Client", "EPYC-Rome", "EPYC-Milan")

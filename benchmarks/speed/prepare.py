@@ -18,7 +18,7 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files, linux
 from pipeline.config import params
-from pipeline.data import split_table
+from pipeline.dataset import split_table
 from pipeline.stages import prepare
 
 OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"

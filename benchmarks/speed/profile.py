@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
 from benchmarks.speed import ceiling
-from pipeline.engine.environment import required_variables
+from pipeline.learning.environment import required_variables
 
 TAKEN, PROFILED = 10, 5  # steps before the profile, and in it
 LISTED = 15  # kernels that a row names
@@ -57,7 +57,7 @@ def worker(device: str, title: str, memory_mb: str) -> None:
 
     from benchmarks.harness import bound
     from benchmarks.speed import ours
-    from pipeline.training import chain
+    from pipeline.learning import chain
 
     one = ceiling.parse(title)
     cuda = device == "cuda"

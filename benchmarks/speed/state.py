@@ -29,7 +29,7 @@ CASES = {  # with the images of an epoch
 def measure(case: Case, images: int) -> Row:
     """CPU seconds of a hash and of the steps of an epoch, and their ratio: medians over the turns."""
     from benchmarks.speed import ours
-    from pipeline.training import chain
+    from pipeline.learning import chain
 
     trainer, batches = ours.on_noise(case.model, case.batch, case.side, device="cpu", precision="fp32")
     steps = trainer.steps(batches)

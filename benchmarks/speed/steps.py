@@ -14,8 +14,9 @@ from itertools import islice
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.config import machine, params, validity
-from pipeline.engine.environment import required_variables
+from pipeline.checks import machine, validity
+from pipeline.config import params
+from pipeline.learning.environment import required_variables
 
 NATIVE = ("fp32", "tf32", "bf16", "fp16")
 Case = tuple[str, str]  # precision, optimizer

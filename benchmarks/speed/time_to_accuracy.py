@@ -23,8 +23,8 @@ from ruamel.yaml import YAML
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row
 from pipeline.base import files
-from pipeline.config import machine
-from pipeline.data import split_table
+from pipeline.checks import machine
+from pipeline.dataset import split_table
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.planning import presets

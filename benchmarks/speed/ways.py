@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import machine, params, validity
+from pipeline.checks import machine, validity
+from pipeline.config import params
 
 
 class Way(NamedTuple):

@@ -23,6 +23,9 @@ JUNK_NAMES = frozenset({
 })  # fmt: skip
 JUNK_ENDINGS = ("@synoeastream", "@synoresource")
 
+LOCKED_PACKAGES = Path("requirements/lock.txt")  # in the project's folder
+TEMPORARY = Path(".dvc/tmp")  # DVC's own working files: Git and DVC ignore it
+
 
 def is_junk(path: Path) -> bool:
     """Whether a relative path is hidden, or in a folder or file that a system adds (Thumbs.db, @eaDir, …)."""

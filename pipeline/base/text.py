@@ -63,3 +63,19 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError
     return number
+
+
+def display_width(text: str) -> int:
+    """The number of columns of a text on a terminal: two for a Chinese letter or an emoji, none for an accent."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
+
+
+def pad(text: str, width: int) -> str:
+    """The text with spaces behind it, `width` columns of a terminal in all."""
+    return text + " " * (width - display_width(text))
+
+
+def join_names(splits: tuple[str, ...]) -> str:
+    """Names in a sentence: `train, val and test`."""
+    return " and ".join(filter(None, [", ".join(splits[:-1]), splits[-1]]))

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from pipeline.config import params
-from pipeline.training import runs
+from pipeline.running import runs
 
 
 def main(_: Namespace) -> int:

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
-from pipeline.base.text import in_words
+from pipeline.base.text import display_width, in_words, pad
 from pipeline.config import document, params
 from pipeline.config.params import Paths
-from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import pair, revisions

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from pipeline.base import children, files
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, machine, params
+from pipeline.checks import machine
+from pipeline.config import document, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections, split_report
 from pipeline.evaluation import figures

@@ -3,7 +3,7 @@
     perennial doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
 Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
-checked by config/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
+checked by checks/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
 """
 
 import importlib.metadata
@@ -20,11 +20,13 @@ from pathlib import Path
 
 from pipeline.base import linux
 from pipeline.base.errors import UserError
-from pipeline.config import locked, machine, params, validity
-from pipeline.config.machine import Machine
+from pipeline.base.files import LOCKED_PACKAGES
+from pipeline.checks import locked, machine, validity
+from pipeline.checks.machine import Machine
+from pipeline.config import params
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
-from pipeline.data import originals
+from pipeline.sources import originals
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 TESTS = Path("requirements/test.txt")
@@ -58,7 +60,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
     yield dvc()
-    yield packages(machine.LOCKED_PACKAGES.read_text(), TESTS.read_text())
+    yield packages(LOCKED_PACKAGES.read_text(), TESTS.read_text())
 
 
 def bytecode(module: Path) -> Finding:
@@ -105,7 +107,7 @@ def apex(config: Params, facts: Machine) -> Finding:
     """Whether the installed Apex loads: its extensions fit only the torch that they were built for."""
     if facts.apex != "usable":  # validity.py has reported it, if the params need Apex
         return Finding("Apex", facts.apex)
-    from pipeline.engine import apex as installed
+    from pipeline.learning import apex as installed
 
     broken = installed.fault()
     needed = validity.apex_choices(config.train)
@@ -206,7 +208,7 @@ def packages(lock: str, tests: str) -> Finding:
     fault = ""
     if different:
         fault = f"{', '.join(different)}: {locked.REMEDY}"
-    return Finding("packages", f"{same} as in {machine.LOCKED_PACKAGES}, {len(different)} not as locked", fault)
+    return Finding("packages", f"{same} as in {LOCKED_PACKAGES}, {len(different)} not as locked", fault)
 
 
 def main(_: Namespace) -> int:

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.base.text import in_words, visible
-from pipeline.config import document, machine, params, validity
+from pipeline.checks import machine, validity
+from pipeline.config import document, params
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast, Reason
 from pipeline.versioning import integrity

@@ -37,12 +37,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from pipeline.answers import classify
+from pipeline.answers.classify import Answer, Request
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.evaluation import classify
-from pipeline.evaluation.classify import Answer, Request
 
 MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"

@@ -17,13 +17,15 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from pipeline.answers import summary
 from pipeline.base import children, linux
 from pipeline.base.errors import STOPPED, UNKNOWN, Fault, UserError
-from pipeline.config import machine, params, validity
+from pipeline.checks import machine, validity
+from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import corrections, originals
-from pipeline.evaluation import summary
+from pipeline.data import corrections
 from pipeline.planning import forecast
+from pipeline.sources import originals
 from pipeline.versioning import cache_repair, dvc_lock, integrity, killed_dvc, programs
 
 DVC = Path(".dvc")

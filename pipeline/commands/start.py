@@ -21,8 +21,9 @@ from typing import Any
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, machine, params, rules, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import machine, rules, validity
+from pipeline.checks.machine import Machine
+from pipeline.config import document, params
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey

@@ -66,7 +66,7 @@ from pipeline.data import corrections
 from pipeline.evaluation import figures
 from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
 from pipeline.reruns.runner import Job, Slot
-from pipeline.training.claim import Claim
+from pipeline.running.claim import Claim
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 

@@ -1,1 +1,1 @@
-"""The params, their allowed values, and facts about this machine. Nothing here imports torch."""
+"""The params: their types, defaults and file. Nothing here imports torch."""

@@ -1,1 +1,1 @@
-"""Image files become packed images: fetched, assigned to splits, decoded, packed. No torch up to here."""
+"""Image files are decoded, checked, compared and assigned to splits."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words, visible
-from pipeline.data import user_table
-from pipeline.data.layout import Layout
-from pipeline.data.split_table import BY_HAND
-from pipeline.data.user_table import Table
+from pipeline.dataset.split_table import BY_HAND
+from pipeline.sources import user_table
+from pipeline.sources.layout import Layout
+from pipeline.sources.user_table import Table
 
 FILE = Path("data/corrections.csv")
 EXCLUDE = "exclude"

@@ -18,7 +18,7 @@ from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffIma
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import formats, memory
-from pipeline.data.layout import looks_like_image
+from pipeline.sources.layout import looks_like_image
 
 # Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")

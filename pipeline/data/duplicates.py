@@ -17,8 +17,8 @@ from pipeline.base.text import in_words
 from pipeline.config.params import Duplicates
 from pipeline.data import images
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile
-from pipeline.data.split_table import CONFLICT, DUPLICATE, SPLITS
+from pipeline.dataset.split_table import CONFLICT, DUPLICATE, SPLITS
+from pipeline.sources.layout import ImageFile
 
 CANDIDATES = 2**21  # pairs of hashes that are compared at once: about 100 MB
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.data import decoders, formats
 from pipeline.data.decoders import UNSUPPORTED
 from pipeline.data.images import ImageInfo
-from pipeline.data.split_table import BY_HAND
+from pipeline.dataset.split_table import BY_HAND
 
 InspectedFiles = Sequence[tuple[str, ImageInfo]]  # the path and the info of each file
 

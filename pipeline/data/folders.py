@@ -19,8 +19,9 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
-from pipeline.data import labels
-from pipeline.data.layout import (
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources import labels
+from pipeline.sources.layout import (
     ImageFile,
     Layout,
     formula_notes,
@@ -30,7 +31,6 @@ from pipeline.data.layout import (
     splits_of,
     unused_images_note,
 )
-from pipeline.data.split_table import SPLITS
 
 OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
     "metadata.csv": "rename it to labels.csv, and its columns file_name to path and the class to label",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
-from pipeline.data.layout import ImageFile, Layout, count_with_verb
+from pipeline.sources.layout import ImageFile, Layout, count_with_verb
 
 COPIES = (  # what tools add to the names of copies of one image, as values of split.group
     r"(.*)_(?:jpe?g|png|bmp|webp)[.]rf[.]",  # Roboflow

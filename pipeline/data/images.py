@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from pipeline.config.params import Fit, Grey
-from pipeline.data import appearance, decoders, memory, originals, squares
+from pipeline.data import appearance, decoders, memory
 from pipeline.data import grey as greys
 from pipeline.data.appearance import NO_APPEARANCE, Appearance
 from pipeline.data.decoders import Unusable
 from pipeline.data.memory import BUDGET
+from pipeline.dataset import squares
+from pipeline.sources import originals
 
 # EXIF 2.3, tag 0x0112 → how to turn the stored image upright.
 UPRIGHT = {

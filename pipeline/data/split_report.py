@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.base.text import in_words, visible
+from pipeline.base.text import display_width, in_words, join_names, pad, visible
 from pipeline.config.params import WHOLE, Fit
-from pipeline.data import split_table
-from pipeline.data.layout import Layout, count_with_verb, display_width, join_names, pad
-from pipeline.data.split_table import SPLITS
+from pipeline.dataset import split_table
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources.layout import Layout, count_with_verb
 
 IMAGES = "images.csv"  # the name of the table with the images of each class
 LARGEST, SMALLEST = 12, 4  # of a long list, the number of largest and of smallest classes in the table

@@ -21,13 +21,14 @@ from types import MappingProxyType
 import numpy as np
 
 from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.base.text import join_names
 from pipeline.config.params import Split
 from pipeline.data import duplicates
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.groups import Names, identities, rows_by_group
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile, join_names
-from pipeline.data.split_table import SPLITS
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources.layout import ImageFile
 
 
 @dataclass(frozen=True)

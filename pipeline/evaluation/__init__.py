@@ -1,1 +1,1 @@
-"""What a model predicts, and the metrics of it."""
+"""Metrics, the tables of predictions, the exported ONNX file, and the limits of an answer."""

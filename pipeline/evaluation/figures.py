@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.base import files, schema
-from pipeline.data.split_table import SPLITS
+from pipeline.dataset.split_table import SPLITS
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.data.packed import Packed
+from pipeline.dataset.packed import Packed
 from pipeline.evaluation import prediction_table
+from pipeline.evaluation.onnx_export import REMEDY
+from pipeline.evaluation.onnx_file import OnnxModel
 from pipeline.loader import center
-from pipeline.models.onnx_export import REMEDY
-from pipeline.models.onnx_file import OnnxModel
 
 # Two programs sum in another order, and so round differently: probabilities in fp32 differ by about 1e-6 [measured].
 NEAR = 1e-4  # two classes whose probabilities are closer are a tie; either class is accepted

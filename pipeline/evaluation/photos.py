@@ -14,10 +14,10 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
-from pipeline.data.layout import count_with_verb
-from pipeline.models import acceptance
-from pipeline.models.acceptance import Limit
+from pipeline.evaluation import acceptance
+from pipeline.evaluation.acceptance import Limit
 from pipeline.models.description import View
+from pipeline.sources.layout import count_with_verb
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.loader.normalization import Normalization, constant
+from pipeline.dataset.normalization import Normalization, constant
 from pipeline.loader.random_params import AugmentParams, Mix
 from pipeline.loader.resample import Crops, resample
 

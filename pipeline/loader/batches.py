@@ -8,22 +8,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.base import threads
 from pipeline.config import resolution
 from pipeline.config.params import Train
-from pipeline.data.packed import Packed
-from pipeline.engine.choices import MEMORY_FORMATS
-from pipeline.engine.loop import Batch
-from pipeline.engine.parallel import Share
+from pipeline.dataset.normalization import Normalization
+from pipeline.dataset.packed import Packed
 from pipeline.loader import augment, random_params, sampler
-from pipeline.loader.normalization import Normalization
 from pipeline.loader.random_params import AugmentParams, Mix
+from pipeline.loader.sampler import Share
 from pipeline.loader.storage import Collected, Dataset, ImageStore
 
 AT_ONCE = 8  # steps that are planned together: NumPy takes as long for the calls of one step as for 64 images
+
+
+# name → the order in which torch stores the numbers of a batch of images [n, c, h, w]
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This process's share of the global batch of one step.
+
+    images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with: the labels, or class
+    probabilities [n, classes] if images are mixed. Dropout is seeded with `seed` plus the microbatch's number.
+    """
+
+    step: int
+    images: Tensor
+    labels: Tensor
+    targets: Tensor
+    seed: int
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.engine.parallel import Share
 from pipeline.loader import sampler
 from pipeline.loader.center import GRID, clip_boxes
-from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
+from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX, Share
 
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
 CROP_RATIO = (3 / 4, 4 / 3)  # least and most width / height of a crop, as torchvision's default [Szegedy et al. 2015]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.engine import kernels
+from pipeline.loader import kernels
 from pipeline.loader.center import GRID, WEIGHT_UNITS, taps
 from pipeline.loader.resample_cuda import SOURCE
 

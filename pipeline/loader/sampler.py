@@ -5,12 +5,29 @@ a counter-based generator. Its key is (seed, purpose) and its counter starts at 
 own random stream.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Value = TypeVar("Value", bound=np.generic)
+
 ORDER, CROP, DROPOUT, JITTER, ERASE, MIX = 1, 2, 3, 4, 5, 6  # purposes
+
+
+@dataclass(frozen=True)
+class Share:
+    """The microbatches of every global batch that one process computes, one after another."""
+
+    microbatches: range  # consecutive numbers
+    total: int  # of the global batch; all microbatches have the same size
+
+    def take(self, values: NDArray[Value]) -> NDArray[Value]:
+        """The values of this share's images; the first axis of `values` is the global batch."""
+        size = len(values) // self.total
+        return values[self.microbatches.start * size : self.microbatches.stop * size]
 
 
 def generator(seed: int, purpose: int, index: int) -> np.random.Generator:

@@ -25,10 +25,9 @@ from torch import Tensor
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import STREAM, Run
-from pipeline.data.packed import Packed
-from pipeline.loader import stream
-from pipeline.loader.normalization import Normalization
-from pipeline.versioning import remote
+from pipeline.dataset.normalization import Normalization
+from pipeline.dataset.packed import Packed
+from pipeline.loader import remote, stream
 
 Collected = Callable[[], tuple[Tensor, Tensor]]  # returns images, and the numbers in them of those that a batch cuts
 MAX_SHARE = 0.5  # of the free memory, that the images of all processes of this machine may take

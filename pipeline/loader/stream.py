@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, damaged, one_line
 from pipeline.config.params import STREAM
-from pipeline.data import packed
-from pipeline.data.packed import Packed
-from pipeline.versioning import programs
-from pipeline.versioning.remote import Place
+from pipeline.dataset import packed
+from pipeline.dataset.packed import Packed
+from pipeline.loader.remote import Place
 
 KEY, CACHE_KEY = "run.residency", "run.stream_cache_gb"
-CACHE = programs.TEMPORARY / "stream"
+CACHE = files.TEMPORARY / "stream"
 BATCHES = 8  # are read at the same time
 
 

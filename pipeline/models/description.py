@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.base import schema
-from pipeline.base.errors import Fault, UserError, damaged
+from pipeline.base.errors import damaged
 from pipeline.base.text import in_words
-from pipeline.config import machine
 from pipeline.config.params import WHOLE, Arithmetic, Fit, Grey, Params
 
 REMEDY = "train a model (perennial repro) or fetch a shared one (dvc pull)"
@@ -59,17 +58,6 @@ class Description:
     epoch: schema.Count
     arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it
     weights: schema.Sha256 | Literal[""] = ""  # of model.safetensors, which is refused if it has another hash; as above
-
-
-def usable_arithmetic(models: Path) -> Arithmetic:
-    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU does not have it."""
-    arithmetic = load(models).arithmetic
-    if arithmetic == "portable" and (missing_features := machine.missing_cpu_features()):
-        value = "train.arithmetic: portable"
-        reason = f"it needs an x86-64 CPU with AVX2 and FMA; this one lacks {' and '.join(missing_features)}"
-        remedy = "take another CPU, or train again with train.arithmetic: native"
-        raise UserError(Fault(f"{models}/model.json", value, "machine", reason, remedy=remedy))
-    return arithmetic
 
 
 def check_keys(models: Path) -> None:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError, damaged
 from pipeline.config.params import Arithmetic
-from pipeline.engine import loop
+from pipeline.dataset.normalization import Normalization
 from pipeline.loader import center
 from pipeline.loader.batches import CenterCrops
-from pipeline.loader.normalization import Normalization
 from pipeline.models import description, hub, network
 from pipeline.models.description import REMEDY, Description, View
 
@@ -79,7 +78,7 @@ def load(models: Path) -> ExportedModel:
         raise other_weights  # before a model of so many classes is built
     net = network.build(model_json.model, len(model_json.classes), seed=0)
     try:
-        loop.load_model_state(net, tensors)
+        network.load_model_state(net, tensors)
     except RuntimeError:
         raise other_weights from None
     normalization = Normalization(model_json.mean, model_json.std)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.model_names import TIMM
-from pipeline.loader.normalization import Normalization
+from pipeline.dataset.normalization import Normalization
 from pipeline.models import timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -248,3 +248,15 @@ def export_state(model: nn.Module) -> dict[str, Tensor]:
             copied = values.view(state[name].shape).clone()  # a memory of its own: safetensors refuses parts of one
             state[name] = copied.float() if copied.is_floating_point() else copied
     return state
+
+
+def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load a plain state dict. Raises RuntimeError if the names or the shapes are not the model's.
+
+    The version numbers in the state dict are those of the model itself: MNASNet refuses to load a state without.
+    """
+    current = model.state_dict()
+    if current.keys() != state.keys():
+        raise RuntimeError(f"names that only one has: {', '.join(sorted(current.keys() ^ state.keys()))}")
+    current.update(state)
+    model.load_state_dict(current)

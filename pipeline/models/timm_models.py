@@ -15,7 +15,7 @@ from pipeline.base.text import did_you_mean
 from pipeline.config import resolution
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Train
-from pipeline.loader.normalization import IMAGENET, Normalization
+from pipeline.dataset.normalization import IMAGENET, Normalization
 
 
 def is_known(model: str) -> bool:

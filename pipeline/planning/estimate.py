@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from pipeline.base import children, linux, threads
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import machine
+from pipeline.checks import machine
 from pipeline.config.params import Params
 from pipeline.data import duplicates, images
-from pipeline.engine import environment
+from pipeline.evaluation import acceptance
+from pipeline.learning import environment
 from pipeline.loader import sampler
-from pipeline.models import acceptance
 from pipeline.planning.survey import Survey
 
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds

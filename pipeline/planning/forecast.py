@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.base import files
-from pipeline.config import document, identity
+from pipeline.config import document
 from pipeline.config.params import Params
-from pipeline.versioning import dvc_lock, integrity, programs, quiet
+from pipeline.versioning import dvc_lock, identity, integrity, programs, quiet
 from pipeline.versioning.dvc_lock import Hashes
 from pipeline.versioning.integrity import Hashed, Output
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.machine import Machine
+from pipeline.checks.machine import Machine
 
 NAMES = ("quick", "good", "best", "scratch", "tutorial", "modern", "fast", "apex")
 RECOMMENDED = "quick"

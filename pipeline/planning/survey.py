@@ -7,11 +7,12 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.config.params import Params, Split
-from pipeline.data import corrections, folders, formats, originals, splitting, torchvision_sets
-from pipeline.data.layout import looks_like_image
-from pipeline.data.split_table import SPLITS
+from pipeline.data import corrections, folders, formats, splitting
 from pipeline.data.splitting import Cut
-from pipeline.data.user_table import Table
+from pipeline.dataset.split_table import SPLITS
+from pipeline.sources import originals, torchvision_sets
+from pipeline.sources.layout import looks_like_image
+from pipeline.sources.user_table import Table
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
 SYNTHETIC_CLASSES = 5  # of data.source: synthetic; a test compares it

@@ -22,17 +22,18 @@ from pipeline.base import linux
 from pipeline.base.errors import exit_status
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data.packed import Digest, Packed
-from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import PARALLELS
-from pipeline.engine.loop import Learner, Totals
-from pipeline.engine.world import World
+from pipeline.dataset.packed import Digest, Packed
+from pipeline.learning import collectives, determinism, loop
+from pipeline.learning.choices import PARALLELS
+from pipeline.learning.loop import Learner, Totals
+from pipeline.learning.state import make_learner, make_model, microbatch_count
+from pipeline.learning.world import World
 from pipeline.loader.batches import eval_batches, train_batches
 from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.models import network
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
-from pipeline.training.state import make_learner, make_model, microbatch_count
+from pipeline.running import group, rendezvous
 
 ENOUGH_SECONDS = 4.0  # no more steps after this time
 WARM_UP_STEPS, MOST_STEPS = 2, 40  # the first step also compiles and allocates
@@ -60,8 +61,8 @@ def trial(config: Params, classes: int) -> dict[str, float]:
     """The fields of `estimate.Times` as a dict: importing `estimate` would make this start longer."""
     settings = config.train
     determinism.make_deterministic(settings.threads, settings.deterministic)
-    world = World.from_env(os.environ, settings.device)
-    with distributed.join(world, config.run.timeout_seconds, settings.backend):
+    world = rendezvous.world_of(os.environ, settings.device)
+    with group.join(world, config.run.timeout_seconds, settings.backend):
         dataset = random_data(config, classes, world.device)
         counts = dict.fromkeys(dataset.packed.classes, 1)  # a batch may lack a class, which train.class_weights refuses
         learner = make_learner(config, make_model(config, tuple(counts), world), counts, world)
@@ -87,7 +88,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
         now = time.perf_counter()
         seconds.append(now - before)
         enough = len(seconds) > 1 and sum(seconds) > ENOUGH_SECONDS
-        if distributed.broadcast_flag(enough, world.device):
+        if collectives.broadcast_flag(enough, world.device):
             break
         before = time.perf_counter()
     return seconds
@@ -119,7 +120,7 @@ def main() -> int:
             print(json.dumps(times), flush=True)
         return 0
 
-    return distributed.run_process(lambda: exit_status("estimate", measure))
+    return group.run_process(lambda: exit_status("estimate", measure))
 
 
 if __name__ == "__main__":

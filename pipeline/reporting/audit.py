@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pipeline.data import decoders, split_table
-from pipeline.data.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
+from pipeline.data import decoders
 from pipeline.data.suspects import Suspect
+from pipeline.dataset import split_table
+from pipeline.dataset.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
 
 PARTS = (*SPLITS, "excluded")
 MOST_REASONS, MOST_OF_A_REASON = 20, 12  # reasons for an exclusion on a page, and files of each

@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.data import credits, originals
+from pipeline.data import credits
 from pipeline.data.suspects import Suspect
-from pipeline.models import acceptance, description
+from pipeline.evaluation import acceptance
+from pipeline.models import description
 from pipeline.models.description import Description
 from pipeline.reporting import audit, outcome, reliance, settings
 from pipeline.reporting.audit import Audit, Rows
 from pipeline.reporting.outcome import Outcome
 from pipeline.reporting.reliance import Reliance
 from pipeline.reporting.settings import Setting
+from pipeline.sources import originals
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,11 @@ class Facts:
         return dict(self.hashes)[settings.MODEL]
 
 
-def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
-    """The facts about the run of `config`. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
+def read(config: Params, tracked: Mapping[str, Any], rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
+    """The facts about the run of `config`. `tracked`: as for `settings.settings`; `rows`: of split.csv.
+
+    Raises UserError for a missing or damaged file.
+    """
     paths = config.paths
     models = Path(paths.models)
     model = description.load(models)
@@ -49,7 +55,7 @@ def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
         reliance=reliance.reliance(results.answers, acceptance.limit_of(models)),
         audit=audit.summarize_split(rows, suspects),
         credits=credits.credits(Path(paths.images) / originals.LICENSE),
-        settings=settings.settings(config),
+        settings=settings.settings(config, tracked),
         packages=settings.packages(),
         hashes=settings.hashes(config),
     )

@@ -1,22 +1,20 @@
 """Heat maps beside the mistakes: which places of a photo speak for the wrong class.
 
-They are computed as `predict --heatmap` computes them, on the CPU, in fp32, and always with the variables of
-train.arithmetic: portable. So they too are the same bytes on every x86-64 CPU with AVX2 and FMA.
+They are computed as `predict --heatmap` computes them, on the CPU, in fp32. The stage sets the variables of
+train.arithmetic: portable before. So they too are the same bytes on every x86-64 CPU with AVX2 and FMA.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.data import images
-from pipeline.data.originals import Originals
-from pipeline.evaluation import classify
 from pipeline.models.description import Description
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import NO_HEAT_MAPS, HeatMaps
 from pipeline.reporting.outcome import Answer
+from pipeline.sources.originals import Originals
 
 
 def heat_maps(config: Params, description: Description, originals: Originals, answers: Sequence[Answer]) -> HeatMaps:
@@ -26,13 +24,12 @@ def heat_maps(config: Params, description: Description, originals: Originals, an
     """
     if not answers:
         return NO_HEAT_MAPS
-    classify.set_variables(config.train, replace(description, arithmetic="portable"))
     import torch  # takes seconds
 
-    from pipeline.engine import determinism
-    from pipeline.engine.world import World
     from pipeline.evaluation import heatmap
     from pipeline.evaluation.photos import LoadedImage
+    from pipeline.learning import determinism, inference
+    from pipeline.learning.world import World
     from pipeline.models import exported
 
     determinism.make_deterministic(config.train.threads, deterministic=True)
@@ -43,7 +40,9 @@ def heat_maps(config: Params, description: Description, originals: Originals, an
         square = images.square_and_size(path, view.packed_size, grey=view.grey, sha256=sha256, fit=view.fit)
         image = LoadedImage(path, *square)
         try:
-            _, maps = heatmap.explain(description.model, model.net, partial(classify.image_logits, model, image, world))
+            _, maps = heatmap.explain(
+                description.model, model.net, partial(inference.image_logits, model, *square, world)
+            )
         except heatmap.NoMaps as error:
             return HeatMaps({}, str(error))
         picture = heatmap.picture(image, view, maps[answer.prediction])

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.model_names import PACKAGED, TIMM
-from pipeline.data import credits, squares, torchvision_sets
+from pipeline.data import credits
+from pipeline.dataset import squares
 from pipeline.models import hub
 from pipeline.reporting import rendering, result
 from pipeline.reporting.audit import PARTS, Rows
 from pipeline.reporting.facts import Facts
+from pipeline.sources import torchvision_sets
 
 MOST_ROWS = 100  # of a table of classes
 MOST_MAKERS = 5000  # photographers in the list

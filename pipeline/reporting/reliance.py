@@ -1,12 +1,11 @@
-"""Which answers a run accepts, and what its limit promises (models/acceptance.py): counted on the test images."""
+"""Which answers a run accepts, and what its limit promises (evaluation/acceptance.py): counted on the test images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.evaluation import metrics
+from pipeline.evaluation import acceptance, metrics
+from pipeline.evaluation.acceptance import Limit
 from pipeline.evaluation.metrics import Share, share
-from pipeline.models import acceptance
-from pipeline.models.acceptance import Limit
 from pipeline.reporting.outcome import Answer
 
 MOST_REFUSED = 12  # test images on a page

@@ -1,12 +1,14 @@
 """The inputs of a result: settings, locked packages, and the hashes of the files."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base import files, schema
-from pipeline.config import document, identity
-from pipeline.config.machine import LOCKED_PACKAGES
+from pipeline.base.files import LOCKED_PACKAGES
+from pipeline.config import document
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
@@ -33,8 +35,8 @@ class Setting:
         return self.value != self.default
 
 
-def settings(config: Params) -> list[Setting]:
-    """The settings that can change a byte of the result: those that dvc.yaml tracks for the report, in its order.
+def settings(config: Params, tracked: Mapping[str, Any]) -> list[Setting]:
+    """The settings that can change a byte of the result. `tracked`: those that dvc.yaml tracks for the report.
 
     A setting that another data.source would read, or that has no effect with train.parallel: elastic or on a CPU, is
     left out.
@@ -43,7 +45,7 @@ def settings(config: Params) -> list[Setting]:
     values = dict(document.leaves(config.model_dump(mode="json")))
     return [
         Setting(name, document.value_text(value), document.value_text(defaults[name]))
-        for name, value in identity.settings(config, ["report"]).items()
+        for name, value in tracked.items()
         if SOURCES.get(name, config.data.source) == config.data.source and value == values[name]
         if (name, config.train.device) != ("train.backend", "cpu")
     ]

@@ -16,7 +16,7 @@ from pipeline.base import threads
 from pipeline.config.params import Grey
 from pipeline.data import images
 from pipeline.data.decoders import Refused
-from pipeline.data.originals import Originals, missing_image
+from pipeline.sources.originals import Originals, missing_image
 
 SIDE = 192  # pixels of the longer side; a smaller image keeps its size
 QUALITY = 72

@@ -9,11 +9,10 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
 from pipeline.config.params import Params
-from pipeline.evaluation import figures, label_errors, metrics, pooling
-from pipeline.evaluation.pooling import Figures, FoldPredictions
-from pipeline.models import acceptance
+from pipeline.evaluation import acceptance, figures, metrics
 from pipeline.reporting.reliance import NO_SHARE, Coverage
-from pipeline.reruns import folds_page, record, study
+from pipeline.reruns import folds_page, label_errors, pooling, record, study
+from pipeline.reruns.pooling import Figures, FoldPredictions
 from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock

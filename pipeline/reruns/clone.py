@@ -14,8 +14,9 @@ from pathlib import Path
 
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, locked, params
-from pipeline.config.machine import LOCKED_PACKAGES
+from pipeline.base.files import LOCKED_PACKAGES
+from pipeline.checks import locked
+from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.reruns import folder, repetition, runner
 from pipeline.versioning import dvc_lock, integrity, programs

@@ -13,17 +13,16 @@ from typing import Any
 
 from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import DIFFERENT, Fault, UserError
-from pipeline.config import identity, params
+from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.engine.world import World
-from pipeline.evaluation import figures, pooling
+from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import comparison, folder, repetition, runner, seeds, slurm, workcopy
+from pipeline.reruns import comparison, folder, pooling, repetition, runner, seeds, slurm, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.seeds import STAGES
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.training import checkpoint, provenance, runs
-from pipeline.versioning import dvc_lock, integrity
+from pipeline.running import checkpoint, provenance, rendezvous, runs
+from pipeline.versioning import dvc_lock, identity, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 FOLDER = workcopy.FOLDER / "seeds"
@@ -114,7 +113,7 @@ def results_folder(reference: Reference) -> Path:
 
 def hardware_here(config: Params) -> dict[str, Any]:
     """What of this machine's hardware decides bits."""
-    world = World.from_env({}, config.train.device)
+    world = rendezvous.world_of({}, config.train.device)
     return provenance.hardware(world, config.train.threads, config.train.arithmetic)
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from pipeline.config.params import Params
 from pipeline.data import corrections
-from pipeline.evaluation import label_errors, metrics
-from pipeline.evaluation.label_errors import LabelError
-from pipeline.evaluation.pooling import Figures, FoldPredictions
+from pipeline.evaluation import metrics
 from pipeline.reporting import gallery, outcome, rendering, result, settings
 from pipeline.reporting.gallery import Album, HardAnswers
 from pipeline.reporting.reliance import Coverage
-from pipeline.reruns import record
+from pipeline.reruns import label_errors, record
+from pipeline.reruns.label_errors import LabelError
+from pipeline.reruns.pooling import Figures, FoldPredictions
+from pipeline.versioning import identity
 
 MOST_ERRORS = 100  # probable label errors that are shown
 MOST_PARTS = 100  # rows of the table of folds
@@ -60,7 +61,11 @@ def page(content: Content) -> str:
         choices=json.dumps(predictions.classes if len(predictions.classes) <= MOST_CHOICES else (), ensure_ascii=False),
         corrections=corrections,
         # The table of folds has what varies.
-        settings=[row for row in settings.settings(content.config) if row.name not in record.VARIED],
+        settings=[
+            row
+            for row in settings.settings(content.config, identity.settings(content.config, ["report"]))
+            if row.name not in record.VARIED
+        ],
         command=content.command,
     )
 

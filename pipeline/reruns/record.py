@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema, threads
-from pipeline.config import identity
 from pipeline.config.params import Params
-from pipeline.data.originals import Originals
-from pipeline.versioning import programs
+from pipeline.sources.originals import Originals
+from pipeline.versioning import identity, programs
 from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")

@@ -9,7 +9,7 @@ from pipeline.config.params import Params
 from pipeline.reruns import workcopy
 from pipeline.reruns.runner import Job
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.training import checkpoint_copy
+from pipeline.running import checkpoint_copy
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import StageHashes
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from pipeline.base import children, linux
 from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
-from pipeline.config import machine, validity
-from pipeline.config.machine import Machine
+from pipeline.checks import machine, validity
+from pipeline.checks.machine import Machine
 from pipeline.config.params import Params
 from pipeline.reruns import slurm
 from pipeline.reruns.slurm import BatchJob

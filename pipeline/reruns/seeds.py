@@ -14,10 +14,9 @@ from scipy import optimize, stats
 
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import identity
 from pipeline.config.params import Params
-from pipeline.evaluation.pooling import Spread
-from pipeline.versioning import dvc_lock
+from pipeline.reruns.pooling import Spread
+from pipeline.versioning import dvc_lock, identity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor

@@ -21,8 +21,8 @@ from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.reruns import comparison, repetition
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.training import claim
-from pipeline.training.claim import Claim
+from pipeline.running import claim
+from pipeline.running.claim import Claim
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
-from pipeline.config import machine
+from pipeline.checks import machine
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock
 

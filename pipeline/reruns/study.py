@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.data import credits, originals, split_table
-from pipeline.data.originals import Originals
+from pipeline.data import credits
+from pipeline.dataset import split_table
 from pipeline.evaluation import figures
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import Album
@@ -19,6 +19,8 @@ from pipeline.reruns import record, runner, workcopy
 from pipeline.reruns.record import Origin
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.sources import originals
+from pipeline.sources.originals import Originals
 
 MOST_FOLDS = 100
 

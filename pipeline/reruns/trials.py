@@ -8,15 +8,15 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.config import document, identity, params
-from pipeline.config.machine import Machine
+from pipeline.base.text import display_width, pad
+from pipeline.checks.machine import Machine
+from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.reruns import runner
 from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.versioning import dvc_lock, programs
+from pipeline.versioning import dvc_lock, identity, programs
 
 LETTERS = 8  # hexadecimal digits of the digest in a name
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38

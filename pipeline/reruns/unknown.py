@@ -1,6 +1,6 @@
 """What models say of images of a class that they never saw: one training without each class (split.leave_out).
 
-The limit of each model comes from its own validation images (models/acceptance.py). Its test images are of known
+The limit of each model comes from its own validation images (evaluation/acceptance.py). Its test images are of known
 classes, and the images of the class that was left out are of something else. A score is good if images of something
 else have a lower one: the AUROC is the probability of that, for a random image of each kind. Three simple scores are
 compared; the limit is on the first one, the highest probability.
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from pipeline.base import files, threads
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import images, split_table
-from pipeline.data.split_table import LEAVE_OUT
-from pipeline.engine import determinism
-from pipeline.engine.world import World
-from pipeline.evaluation import inference, metrics
+from pipeline.data import images
+from pipeline.dataset import split_table
+from pipeline.dataset.split_table import LEAVE_OUT
+from pipeline.evaluation import acceptance, metrics
 from pipeline.evaluation.metrics import Share
+from pipeline.learning import determinism, inference
+from pipeline.learning.world import World
 from pipeline.loader.storage import ImageStore
-from pipeline.models import acceptance, exported
+from pipeline.models import exported
 from pipeline.reporting import rendering
 from pipeline.reruns import record, study
 from pipeline.reruns.study import Runs

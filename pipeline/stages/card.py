@@ -11,10 +11,12 @@ from typing import Any
 
 from pipeline.base import files, schema
 from pipeline.config.params import Params
-from pipeline.data import split_table
-from pipeline.models import acceptance, hub
+from pipeline.dataset import split_table
+from pipeline.evaluation import acceptance
+from pipeline.models import hub
 from pipeline.reporting import facts, model_card
-from pipeline.stages import frame
+from pipeline.running import frame
+from pipeline.versioning import identity
 
 FILE = "README.md"
 FOLDER = ("model.safetensors", "model.json", hub.FILE, acceptance.FILE, "model.onnx")
@@ -27,7 +29,10 @@ def run(config: Params) -> None:
     rows = split_table.all_rows(Path(paths.split))
     export = schema.json_of(exported, dict[str, Any], schema.checkout(exported))
     hashes = {name: files.sha256(models / name) for name in FOLDER}
-    files.write_text(models / FILE, model_card.card(facts.read(config, rows), rows, export, hashes))
+    files.write_text(
+        models / FILE,
+        model_card.card(facts.read(config, identity.settings(config, ["report"]), rows), rows, export, hashes),
+    )
     print(f"card: {models / FILE} describes the model; the Hugging Face Hub shows it")
 
 

@@ -14,8 +14,8 @@ from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.base.text import in_words
 from pipeline.config.params import Params
-from pipeline.data import archive, fetch, originals, synthetic, torchvision_sets
-from pipeline.stages import frame
+from pipeline.running import frame
+from pipeline.sources import archive, fetch, originals, synthetic, torchvision_sets
 
 
 def run(config: Params) -> None:

@@ -1,4 +1,4 @@
-"""Measure the trained model on the test images: one of the processes that `pipeline.stages.launch` starts.
+"""Measure the trained model on the test images: one of the processes that `pipeline.running.launch` starts.
 
     perennial evaluate       starts run.processes of it, as params.yaml says
 
@@ -20,21 +20,19 @@ from numpy.typing import NDArray
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
+from pipeline.base.text import display_width, pad
 from pipeline.config.params import Params
-from pipeline.data import packed
-from pipeline.data.layout import display_width, pad
-from pipeline.data.packed import Packed
-from pipeline.engine import agreement, determinism, distributed, rendezvous
-from pipeline.engine.world import World
-from pipeline.evaluation import figures, inference, metrics, prediction_table
+from pipeline.dataset.packed import Packed
+from pipeline.evaluation import acceptance, figures, metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import ClassFigures
 from pipeline.evaluation.prediction_table import Prediction
+from pipeline.learning import determinism, inference
+from pipeline.learning.world import World
 from pipeline.loader import storage
-from pipeline.models import acceptance, exported
+from pipeline.models import exported
 from pipeline.models.exported import ExportedModel
-from pipeline.stages import frame
-from pipeline.training import provenance
+from pipeline.running import agreement, frame, group, pixels, provenance, rendezvous
 
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
@@ -112,7 +110,7 @@ def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
 
 def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
     """The packed images, the rows of the test split, and the model. Raises UserError if they do not fit together."""
-    data = packed.open_for(config, world.local_rank == 0)
+    data = pixels.open_for(config, world.local_rank == 0)
     rows = data.rows("test")
     if len(rows) == 0:
         raise missing(config.paths.split, "raise split.fractions.test, then perennial repro", "no test image")
@@ -127,7 +125,7 @@ def run(config: Params) -> None:
     Raises UserError if model, data and params do not fit together.
     """
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    world = World.from_env(os.environ, config.train.device)
+    world = rendezvous.world_of(os.environ, config.train.device)
     meeting = rendezvous.connect_store(world, config.run.timeout_seconds)
     with agreement.compare_facts(meeting, world) as facts:
         data, rows, model = ready(config, world)
@@ -135,7 +133,7 @@ def run(config: Params) -> None:
         facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, config.train.threads, model.arithmetic
         )
-    with distributed.process_group(world, config.train.backend, config.run.timeout_seconds, meeting):
+    with group.process_group(world, config.train.backend, config.run.timeout_seconds, meeting):
         image_store, _ = storage.open_images(data, config.run, world.device)
         batch_size, others = config.evaluate.batch_size, acceptance_rows(data)
         all_rows = np.concatenate([rows, others])
@@ -151,4 +149,4 @@ def run(config: Params) -> None:
 
 
 def main(_: Namespace) -> int:
-    return distributed.run_process(lambda: frame.run_stage("evaluate", run))
+    return group.run_process(lambda: frame.run_stage("evaluate", run))

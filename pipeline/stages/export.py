@@ -7,7 +7,6 @@ with metrics/predictions.csv. Another class than there is an error that names th
 model.onnx is empty.
 """
 
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,9 @@ from typing import Any
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.engine import environment
 from pipeline.evaluation import figures
 from pipeline.models import description
-from pipeline.stages import frame
-
-
-def set_variables(config: Params) -> None:
-    """Set the variables that decide how this process computes, before it imports its libraries, as for `evaluate`."""
-    arithmetic = description.usable_arithmetic(Path(config.paths.models))
-    deterministic = config.train.deterministic or arithmetic == "portable"
-    os.environ.update(environment.required_variables(config.train.threads, deterministic, arithmetic))
+from pipeline.running import frame, variables
 
 
 def run(config: Params) -> None:
@@ -33,7 +24,7 @@ def run(config: Params) -> None:
     target = Path(config.paths.models) / "model.onnx"
     report: dict[str, Any] = {"onnx": config.evaluate.onnx}
     if config.evaluate.onnx:
-        set_variables(config)
+        variables.set_variables(config.train, variables.usable_arithmetic(Path(config.paths.models)))
         report |= export_onnx(config, target)
     else:
         with files.atomic_file(target) as temporary:
@@ -45,16 +36,17 @@ def run(config: Params) -> None:
 def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     """Write model.onnx, and compare its answers with those of torch. Returns the content of export.json."""
     frame.tell("export: loading torch and the model")
-    from pipeline.data import packed
-    from pipeline.engine import determinism
-    from pipeline.evaluation import onnx_check
-    from pipeline.models import acceptance, exported, onnx_export, onnx_file
+    from pipeline.dataset import packed
+    from pipeline.evaluation import acceptance, onnx_check, onnx_export, onnx_file
+    from pipeline.learning import determinism
+    from pipeline.models import exported
+    from pipeline.running import pixels
 
     paths, batch_size = config.paths, config.evaluate.batch_size
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     model = exported.load(Path(paths.models))
     data = packed.load(Path(paths.packed), Path(paths.split))
-    packed.check_pixels(data)
+    pixels.check_pixels(data)
     rows = data.rows("test")
     table = Path(paths.metrics) / figures.PREDICTIONS
     predictions = onnx_check.read_predictions(table, model.classes)

@@ -1,4 +1,4 @@
-"""Compute the features of every packed image once: one of the processes that `pipeline.stages.launch` starts.
+"""Compute the features of every packed image once: one of the processes that `pipeline.running.launch` starts.
 
     perennial features       starts run.processes of it, as params.yaml says
 
@@ -16,23 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.base import files
-from pipeline.config import identity
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
-from pipeline.data import feature_file, packed
-from pipeline.engine import agreement, determinism, distributed, rendezvous
-from pipeline.engine.choices import MEMORY_FORMATS, PRECISIONS
-from pipeline.engine.precision import allow_tf32
-from pipeline.engine.world import World
-from pipeline.evaluation import inference
+from pipeline.dataset import feature_file
+from pipeline.learning import collectives, determinism, inference
+from pipeline.learning.choices import PRECISIONS
+from pipeline.learning.precision import allow_tf32
 from pipeline.loader import storage
+from pipeline.loader.batches import MEMORY_FORMATS
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import View
-from pipeline.stages import frame
-from pipeline.training import provenance
-from pipeline.versioning import programs
+from pipeline.running import agreement, frame, group, pixels, provenance, rendezvous
+from pipeline.versioning import identity
 
-PARTS = programs.TEMPORARY / "features"
+PARTS = files.TEMPORARY / "features"
 BATCHES = 64  # of a part
 
 
@@ -40,10 +37,10 @@ def run(config: Params) -> None:
     """Run one process; the main process writes the parts and the file. Raises UserError as the checks do."""
     settings, size = config.train, config.evaluate.batch_size
     determinism.make_deterministic(settings.threads, settings.deterministic)
-    world = World.from_env(os.environ, settings.device)
+    world = rendezvous.world_of(os.environ, settings.device)
     meeting = rendezvous.connect_store(world, config.run.timeout_seconds)
     with agreement.compare_facts(meeting, world) as facts:
-        data = packed.open_for(config, world.local_rank == 0)
+        data = pixels.open_for(config, world.local_rank == 0)
         weights = Path(config.paths.weights) / weights_file(settings.model)
         net = network.build(settings.model, len(data.classes), seed=0)
         pretrained.load_into(net, weights, network.head(net))
@@ -58,12 +55,12 @@ def run(config: Params) -> None:
     allow_tf32(False)
     inputs = {"packed images": data.digest, "weights": files.sha256(weights)}
     folder = PARTS / identity.digest(identity.parts(config, ("features",), inputs, identity.code(("features",))))
-    with distributed.process_group(world, settings.backend, config.run.timeout_seconds, meeting):
+    with group.process_group(world, settings.backend, config.run.timeout_seconds, meeting):
         store, _ = storage.open_images(data, config.run, world.device)
         rows = np.arange(len(data.labels))
         parts = np.split(rows, range(BATCHES * size, len(rows), BATCHES * size))
         missing = [number for number in range(len(parts)) if not (folder / f"{number}.npy").is_file()]
-        distributed.barrier()  # every process has looked before the first new part is there
+        collectives.barrier()  # every process has looked before the first new part is there
         if world.is_main:
             for other in PARTS.glob("*"):
                 if other != folder:
@@ -86,4 +83,4 @@ def run(config: Params) -> None:
 
 
 def main(_: Namespace) -> int:
-    return distributed.run_process(lambda: frame.run_stage("features", run))
+    return group.run_process(lambda: frame.run_stage("features", run))

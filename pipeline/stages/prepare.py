@@ -1,6 +1,6 @@
 """Stage `prepare`: decode every image of kept.csv once, make it a square and pack it, so that training never decodes.
 
-perennial prepare       reads data/images and data/kept.csv; writes data/packed (data/packed.py)
+perennial prepare       reads data/images and data/kept.csv; writes data/packed (dataset/packed.py)
 """
 
 from argparse import Namespace
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from pipeline.base import files, linux, threads
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import images, originals, packed, split_table
-from pipeline.data.originals import Originals
-from pipeline.stages import frame
+from pipeline.data import images
+from pipeline.dataset import packed, split_table
+from pipeline.running import frame
+from pipeline.sources import originals
+from pipeline.sources.originals import Originals
 
 
 def prepare(source: Originals, kept_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:

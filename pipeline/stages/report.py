@@ -9,16 +9,21 @@ model again; without a mistake torch is not imported.
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pipeline.answers import classify
 from pipeline.base import files, linux
 from pipeline.config.params import Params
-from pipeline.data import originals, split_table, suspects
+from pipeline.data import suspects
+from pipeline.dataset import split_table
 from pipeline.reporting import facts, gallery, heat_maps, page, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
-from pipeline.stages import frame
+from pipeline.running import frame
+from pipeline.sources import originals
+from pipeline.versioning import identity
 
 
 def image_paths(answers: HardAnswers, refused: Sequence[Answer], audit: Audit) -> dict[str, bool]:
@@ -35,11 +40,15 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
     rows = split_table.all_rows(Path(paths.split))
-    run_facts = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
+    run_facts = facts.read(
+        config, identity.settings(config, ["report"]), rows, suspects.read(Path(paths.metrics) / suspects.NAME)
+    )
     answers = gallery.hard_answers(run_facts.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
     paths_on_page = image_paths(answers, run_facts.reliance.refused, run_facts.audit)
     pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, config.run.decoding_threads, "report")
+    if answers.mistakes:  # before torch is imported: the maps are the same bytes on every CPU
+        classify.set_variables(config.train, replace(run_facts.model, arithmetic="portable"))
     maps = heat_maps.heat_maps(config, run_facts.model, source, answers.mistakes)
     target = Path(paths.reports) / "index.html"
     files.write_text(target, page.page(run_facts, answers, pictures, maps))

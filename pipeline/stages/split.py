@@ -24,15 +24,16 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import corrections, duplicates, findings, groups, originals, split_report, splitting, suspects
+from pipeline.data import corrections, duplicates, findings, groups, split_report, splitting, suspects
 from pipeline.data.folders import interpret
 from pipeline.data.images import ImageInfo, inspect_image
-from pipeline.data.layout import ImageFile, Layout
-from pipeline.data.originals import Originals
-from pipeline.data.split_table import HEADER, LEAVE_OUT, PACKED_COLUMNS, SPLITS, TRAIN_SHARE, is_packed
 from pipeline.data.splitting import Assignment, Cut
-from pipeline.data.user_table import Table
-from pipeline.stages import frame
+from pipeline.dataset.split_table import HEADER, LEAVE_OUT, PACKED_COLUMNS, SPLITS, TRAIN_SHARE, is_packed
+from pipeline.running import frame
+from pipeline.sources import originals
+from pipeline.sources.layout import ImageFile, Layout
+from pipeline.sources.originals import Originals
+from pipeline.sources.user_table import Table
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Stage `train`: train a model on the packed images. This is one of the processes that `pipeline.stages.launch` starts.
+"""Stage `train`: train a model on the packed images. One of the processes that `running.launch` starts.
 
     perennial train       starts run.processes of it, as params.yaml says
 
 Writes models/{model.safetensors,model.json,config.json}, metrics/train.json and metrics/history.csv: the same bytes for
-the same inputs. A folder in runs/ (training/runs.py) holds the checkpoint from which an interrupted run resumes.
+the same inputs. A folder in runs/ (running/runs.py) holds the checkpoint from which an interrupted run resumes.
 """
 
 import os
@@ -17,26 +17,25 @@ from torch import Tensor, nn
 
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
-from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping
-from pipeline.engine.choices import PARALLELS
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.world import World, check_size
-from pipeline.loader.batches import train_batches
-from pipeline.stages import frame
-from pipeline.training import calibration, claim, monitor, results, schedule, solved
-from pipeline.training.chain import Digest
-from pipeline.training.failures import check_losses_finite, explain_torch_errors
-from pipeline.training.job import Job, check_inputs, open_dataset
-from pipeline.training.notes import early_stop_note, notes, training_facts
-from pipeline.training.readout import Readout
-from pipeline.training.resume import keep_state, resume, save_checkpoint
-from pipeline.training.state import Progress, export_weights, make_learner, make_model, microbatch_count
-from pipeline.training.validation import end_epoch
+from pipeline.learning import calibration, collectives, determinism, loop, results, schedule, solved
+from pipeline.learning.chain import Digest
+from pipeline.learning.choices import PARALLELS
+from pipeline.learning.loop import Totals
+from pipeline.learning.readout import Readout
+from pipeline.learning.state import Progress, export_weights, make_learner, make_model, microbatch_count
+from pipeline.learning.validation import end_epoch
+from pipeline.loader.batches import Batch, train_batches
+from pipeline.running import agreement, claim, frame, group, monitor, rendezvous, stopping
+from pipeline.running.failures import check_exported, check_losses_finite, explain_torch_errors
+from pipeline.running.job import Job, check_inputs, open_dataset
+from pipeline.running.notes import early_stop_note, notes, training_facts
+from pipeline.running.rendezvous import check_size
+from pipeline.running.resume import keep_state, keep_weights, resume, save_checkpoint
 
 Weights = dict[str, Tensor]
 
 
-def train(job: Job) -> tuple[Weights, Progress, int]:
+def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
     """Train from the newest checkpoint, or from the beginning.
 
     Returns the weights to export, the progress at the end, and the number of steps taken by this process.
@@ -44,7 +43,8 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
     stop, and have saved.
     """
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
-    learner = first_learner(job)
+    BEGINNINGS[settings.head](job, model)
+    learner = make_learner(job.config, model, job.dataset.packed.counts("train"), world)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
@@ -57,7 +57,7 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
     def ended_early() -> bool:
         return schedule.should_stop(progress.history, settings.patience) or job.claim.is_over(len(progress.history))
 
-    distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
+    collectives.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
         monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as display,
         stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
@@ -78,6 +78,7 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
                 display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
+                keep_weights(job, learner, len(progress.history))
                 digest.begin(learner, progress, world.device)
                 display.epoch(progress.history[-1], predictions)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
@@ -93,7 +94,7 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
             save_checkpoint(job, learner, totals, progress)
             reason = stop.reason
             stop.finish()
-            distributed.barrier()  # the store ends with rank 0, so every process reads the reason first
+            collectives.barrier()  # the store ends with rank 0, so every process reads the reason first
             raise Stopped(
                 f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
             )
@@ -107,16 +108,6 @@ TEMPERATURES: dict[str, Callable[[Job, Weights], Weights]] = {
     "none": lambda job, weights: weights,
     "fitted": calibration.fold_in,
 }
-
-
-def first_learner(job: Job) -> Learner:
-    """The learner before the first step. Says what will be trained."""
-    counts = job.dataset.packed.counts("train")
-    model = make_model(job.config, tuple(counts), job.world)
-    if job.world.is_main:
-        print(*(f"train: {line}" for line in training_facts(job, model)), sep="\n", file=sys.stderr)
-    BEGINNINGS[job.config.train.head](job, model)
-    return make_learner(job.config, model, counts, job.world)
 
 
 def until(is_over: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -134,7 +125,7 @@ def run(config: Params) -> None:
     """Run one process of the training."""
     start, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
     determinism.make_deterministic(settings.threads, settings.deterministic)
-    world = World.from_env(os.environ, settings.device)
+    world = rendezvous.world_of(os.environ, settings.device)
     check_size(world, config.run)  # before the processes wait for each other
     meeting = rendezvous.connect_store(world, timeout)
     with ExitStack() as stack:
@@ -143,20 +134,24 @@ def run(config: Params) -> None:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
                 stack.enter_context(this_run.lock())
-        store = stack.enter_context(distributed.process_group(world, settings.backend, timeout, meeting))
+        store = stack.enter_context(group.process_group(world, settings.backend, timeout, meeting))
         if world.is_main:
             this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, this_run, claim.read(world.is_main))
-        weights, progress, steps = (train if settings.has_steps else solved.solve)(job)
+        model = make_model(config, data.classes, world)
+        if world.is_main:
+            print(*(f"train: {line}" for line in training_facts(job, model)), sep="\n", file=sys.stderr)
+        weights, progress, steps = (train if settings.has_steps else solved.solve)(job, model)
         if world.is_main:
             if note := early_stop_note(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)
+            check_exported(results.exported_row(config, progress), settings)
             results.write(config, data.classes, weights, progress)
             this_run.finish(config, world, start, steps * settings.batch_size)
             print(f"train: {results.summary(config, progress)}", file=sys.stderr)
 
 
 def main(_: Namespace) -> int:
-    return distributed.run_process(lambda: frame.run_stage("train", run))
+    return group.run_process(lambda: frame.run_stage("train", run))

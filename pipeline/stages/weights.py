@@ -12,8 +12,8 @@ from pathlib import Path
 from pipeline.base import errors, files
 from pipeline.config.model_names import PACKAGED, TIMM, weights_file
 from pipeline.config.params import Params
-from pipeline.data import fetch
-from pipeline.stages import frame
+from pipeline.running import frame
+from pipeline.sources import fetch
 
 
 def run(config: Params) -> None:

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import files
 from pipeline.base.errors import Fault, Kind, UserError
 
-TEMPORARY = Path(".dvc/tmp")  # DVC's own working files: Git and DVC ignore it
+TEMPORARY = files.TEMPORARY
 
 
 def environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Fit, Params
-from pipeline.data import split_table, squares
+from pipeline.dataset import split_table, squares
 from pipeline.loader import center
 from pipeline.models.description import View
 from pipeline.reruns import record

@@ -1,7 +1,7 @@
 """The tables of docs/ways.md: what can be combined, and every row of the rules."""
 
-from pipeline.config import rules
-from pipeline.config.machine import Machine
+from pipeline.checks import rules
+from pipeline.checks.machine import Machine
 from tests.helpers.choices import CPU_ONLY, PARALLEL, PRECISION, TWO_GPUS
 from tests.test_ways import Cell, faults
 

@@ -22,16 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.engine import loop
-from pipeline.stages import launch, train
-from pipeline.training import chain
+from pipeline.learning import chain, loop
+from pipeline.running import variables
+from pipeline.stages import train
 
 WRITTEN = {"models", "metrics", "reports", "runs", "states"}  # by stages; a training would go on from runs/
 
 
 def record(count: str, file: str) -> None:
     """Record so many steps of the project in this folder, in a new process."""
-    launch.set_variables(params.load().train, params.load().train.arithmetic)
+    variables.set_variables(params.load().train, params.load().train.arithmetic)
     with tempfile.TemporaryDirectory(prefix="first-difference-") as folder:
         for entry in (entry for entry in Path.cwd().iterdir() if entry.name not in WRITTEN):
             (Path(folder) / entry.name).symlink_to(entry)

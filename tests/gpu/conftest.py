@@ -22,7 +22,7 @@ import pytest
 
 from pipeline.base import linux
 from pipeline.base.errors import UserError
-from pipeline.config import machine
+from pipeline.checks import machine
 from tests.gpu import ranks
 from tests.gpu.ranks import Case, Result
 from tests.gpu.report import Report

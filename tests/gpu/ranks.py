@@ -22,10 +22,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline.base import files
-from pipeline.config import machine, params, validity
-from pipeline.engine.distributed import backend_for
-from pipeline.engine.environment import required_variables
-from pipeline.engine.world import World
+from pipeline.checks import machine, validity
+from pipeline.config import params
+from pipeline.learning.collectives import backend_for
+from pipeline.learning.environment import required_variables
+from pipeline.learning.world import World
 from tests.gpu.training import begin
 from tests.helpers import starts
 

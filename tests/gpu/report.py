@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.harness import measuring
 from pipeline.base import files
-from pipeline.config import machine
-from pipeline.engine import environment
+from pipeline.checks import machine
+from pipeline.learning import environment
 from tests.gpu.ranks import Result
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.engine import loop
-from pipeline.engine.world import World
+from pipeline.learning import loop
+from pipeline.learning.world import World
 from tests.gpu.training import (
     Figures,
     batches,

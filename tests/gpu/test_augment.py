@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.engine import determinism
-from pipeline.engine.world import World
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.learning import determinism
+from pipeline.learning.world import World
 from pipeline.loader import augment, resample
-from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.resample import Crops
 from pipeline.loader.storage import ImageStore
 from tests.gpu.training import Figures

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.engine import loop
-from pipeline.engine.choices import MEMORY_FORMATS
-from pipeline.engine.ema import Ema
-from pipeline.engine.graphs import CudaGraph, Graphs, Outputs
-from pipeline.engine.loop import Batch
-from pipeline.engine.world import World
+from pipeline.learning import loop
+from pipeline.learning.ema import Ema
+from pipeline.learning.graphs import CudaGraph, Graphs, Outputs
+from pipeline.learning.world import World
+from pipeline.loader.batches import MEMORY_FORMATS, Batch
 from tests.gpu.training import NATIVE, Figures, batches, digest, setup, small_resnet, state_digest, train
 from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.refusals import refuses

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness import workspace
 from pipeline.base import files
-from pipeline.engine.world import World
+from pipeline.learning.world import World
 from tests.gpu.training import Figures, digest
 from tests.helpers import trainings
 

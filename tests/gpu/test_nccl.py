@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.engine.world import World
+from pipeline.learning.world import World
 from tests.gpu import test_parallel, training
 from tests.gpu.training import HALF, Figures, Setup, batches, masters, plain_net, setup, state_digest, train
 

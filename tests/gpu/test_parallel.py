@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.engine import distributed, loop
-from pipeline.engine.choices import PARALLELS, SYNC_BNS
-from pipeline.engine.world import World
+from pipeline.learning import collectives
+from pipeline.learning.choices import PARALLELS, SYNC_BNS
+from pipeline.learning.world import World
+from pipeline.loader.batches import Batch
 from tests.gpu import training
 from tests.gpu.training import HALF, NATIVE, Figures, batches, distance, gradients, masters, setup, state_digest, train
 
@@ -67,7 +68,7 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
     batch, rank = results
     apart = {}
     for key, value in rank.items():
-        actual = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
+        actual = collectives.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
         of_images = key in ("output", "input", "evaluation")
         apart[key] = distance(actual, batch[key][slices[1]] if of_images else batch[key])
         assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
@@ -147,7 +148,7 @@ def test_apex_ddp_channels_last(world: World) -> Figures:
     return {**apart, "scrambled": apart["channels_last"] > 1e-3}
 
 
-def _apart(one: nn.Module, other: nn.Module, batch: loop.Batch) -> float:
+def _apart(one: nn.Module, other: nn.Module, batch: Batch) -> float:
     """The relative distance between the gradients of two wrapped models on a batch."""
     results = []
     for model in (one, other):

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipeline.engine import loop
-from pipeline.engine.choices import PARALLELS, PRECISIONS
-from pipeline.engine.world import World
+from pipeline.learning import loop
+from pipeline.learning.choices import PARALLELS, PRECISIONS
+from pipeline.learning.world import World
 from tests.gpu import training
 from tests.gpu.training import HALF, NATIVE, Figures, Setup, batches, distance, masters, setup, state_digest, train
 

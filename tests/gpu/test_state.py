@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pipeline.config.params import APEX_LEVELS
-from pipeline.engine import loop
-from pipeline.engine.ema import Ema
-from pipeline.engine.world import World
-from pipeline.training import chain
-from pipeline.training.state import STATE, Progress
+from pipeline.learning import chain, loop
+from pipeline.learning.ema import Ema
+from pipeline.learning.state import STATE, Progress
+from pipeline.learning.world import World
 from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup, state_digest, train
 
 

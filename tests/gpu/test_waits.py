@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from pipeline.config import params
-from pipeline.engine import loop
-from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import Share
-from pipeline.engine.world import World
-from pipeline.training import schedule
+from pipeline.learning import loop, schedule
+from pipeline.learning.ema import Ema
+from pipeline.learning.world import World
+from pipeline.loader.sampler import Share
 from tests.gpu.training import NATIVE, Figures, setup
 
 
@@ -31,7 +30,7 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     )
     dataset = ours.noise(64, 40, 4, world.device)
     ready = setup(world, precision, optimizer=optimizer)
-    stream = train_batches(dataset, settings, Share.of_process(world, 1), 0)
+    stream = train_batches(dataset, settings, Share(world.share(1), 1), 0)
     average = Ema.create(ready.bare, 0.9)
     learner = loop.Learner(ready.bare, nn.CrossEntropyLoss(), ready.optimizer, ready.precision, average, clip_norm=1.0)
     rates = schedule.learning_rates(settings, 64)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from pipeline.engine import determinism, loop
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.graphs import Graphs
-from pipeline.engine.parallel import ParallelModel, accumulating_model
-from pipeline.engine.precision import Precision
-from pipeline.engine.world import World
+from pipeline.learning import determinism, loop
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.graphs import Graphs
+from pipeline.learning.parallel import ParallelModel, accumulating_model
+from pipeline.learning.precision import Precision
+from pipeline.learning.world import World
+from pipeline.loader.batches import Batch
 
 Figures = dict[str, float | str | bool]
 NATIVE = ("fp32", "tf32", "bf16", "fp16")
@@ -108,7 +109,7 @@ def setup(
     return Setup(bare, PARALLELS[parallel](bare, world, deterministic, microbatches or world.size), updater, numbers)
 
 
-def batches(world: World, first: int, last: int, *, side: int = 0) -> list[loop.Batch]:
+def batches(world: World, first: int, last: int, *, side: int = 0) -> list[Batch]:
     """This rank's shares of the steps in [first, last), of 32 images: noise with its class as brightness.
 
     They are a function of the step.
@@ -121,13 +122,13 @@ def batches(world: World, first: int, last: int, *, side: int = 0) -> list[loop.
         images = torch.randn((32, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
         rows = slice(world.rank, None, world.size)
         images, labels = images[rows].to(world.device), labels[rows].to(world.device)
-        steps.append(loop.Batch(step, images, labels, labels, 1000 * step))
+        steps.append(Batch(step, images, labels, labels, 1000 * step))
     return steps
 
 
 def train(
     ready: Setup,
-    steps: Sequence[loop.Batch],
+    steps: Sequence[Batch],
     *,
     rate: float = 0.02,
     microbatches: int = 1,

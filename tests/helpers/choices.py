@@ -3,10 +3,10 @@
 from functools import cache
 from typing import Any, get_args
 
+from pipeline.checks.machine import Machine
 from pipeline.config import params
-from pipeline.config.machine import Machine
 from pipeline.config.params import Params, Train
-from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS
 from tests.conftest import change, on_cpu, read_params
 
 CPU_ONLY = Machine(cuda_devices=0, apex="missing", compiler=True)

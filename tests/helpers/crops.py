@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import augment, center, random_params, resample
-from pipeline.loader.normalization import IMAGENET
 from pipeline.loader.random_params import AugmentParams
 from pipeline.loader.resample import Crops, Filter
 

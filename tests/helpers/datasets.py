@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipeline.config.params import Fractions, Split
 from pipeline.data import images, split_report
-from pipeline.data.originals import Originals
+from pipeline.sources.originals import Originals
 from pipeline.stages import split
 
 Rows = list[split.Row]

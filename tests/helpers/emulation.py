@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from pipeline.engine import kernels
+from pipeline.loader import kernels
 
 # As the driver does: a kernel gets an array of pointers to the values of its parameters.
 BEFORE = """

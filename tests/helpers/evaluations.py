@@ -13,11 +13,12 @@ from PIL import Image
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import packed, split_table
-from pipeline.data.originals import Originals
-from pipeline.models import acceptance, network
+from pipeline.dataset import packed, split_table
+from pipeline.evaluation import acceptance
+from pipeline.learning import results, state
+from pipeline.models import network
+from pipeline.sources.originals import Originals
 from pipeline.stages import prepare
-from pipeline.training import results, state
 from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers import starts
 

@@ -92,21 +92,14 @@ def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 def import_libraries() -> list[str]:
     """Import the libraries of all stages, and remove the project's modules again. Returns sys.path of the libraries."""
+    stages = sorted(path.stem for path in (Path(__file__).parents[2] / "pipeline/stages").glob("[a-z]*.py"))
+    # onnxruntime is left out: its import starts a thread
     for name in (
-        "launch",
-        "download",
-        "split",
-        "prepare",
-        "weights",
-        "features",
-        "train",
-        "evaluate",
-        "export",
-        "card",
-        "report",
+        *(f"stages.{stage}" for stage in stages),
+        "running.launch_train",
+        "commands.predict",
+        "evaluation.onnx_export",
     ):
-        importlib.import_module(f"pipeline.stages.{name}")
-    for name in ("commands.predict", "models.onnx_export"):  # onnxruntime is left out: its import starts a thread
         importlib.import_module(f"pipeline.{name}")
     with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):  # DVC replaces both for good
         import dvc.cli.parser

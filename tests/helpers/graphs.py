@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pipeline.engine.graphs import WARM_UPS, Outputs
+from pipeline.learning.graphs import WARM_UPS, Outputs
 
 
 class _NoReading(TorchDispatchMode):

@@ -9,12 +9,13 @@ import numpy as np
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import packed
-from pipeline.loader.normalization import IMAGENET
-from pipeline.models import acceptance, exported, network
+from pipeline.dataset import packed
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.evaluation import acceptance
+from pipeline.learning.state import HISTORY
+from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from pipeline.stages import evaluate, prepare, report, split
-from pipeline.training.state import HISTORY
 from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers.datasets import noise_image, put
 

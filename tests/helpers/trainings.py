@@ -15,8 +15,8 @@ import psutil
 import torch
 
 from pipeline.base import files
-from pipeline.data import packed
-from pipeline.engine.world import World
+from pipeline.dataset import packed
+from pipeline.learning.world import World
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code

@@ -13,22 +13,21 @@ import sys
 import numpy as np
 import torch
 
-from pipeline.engine import determinism, distributed
-from pipeline.engine.choices import PRECISIONS
-from pipeline.engine.world import World
-from pipeline.evaluation import inference
-from pipeline.loader.normalization import IMAGENET
+from pipeline.dataset.normalization import IMAGENET
+from pipeline.learning import determinism, inference
+from pipeline.learning.choices import PRECISIONS
 from pipeline.loader.storage import ImageStore
 from pipeline.models import network
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
+from pipeline.running import group, rendezvous
 
 IMAGES, BATCH = 50, 16
 
 
 def main(model: str, crop: str) -> None:
     determinism.make_deterministic(1, deterministic=True)
-    world, side = World.from_env(dict(os.environ), "cpu"), int(crop)
+    world, side = rendezvous.world_of(dict(os.environ), "cpu"), int(crop)
     net, random = network.build(model, 5, seed=0), np.random.default_rng(0)
     store = ImageStore(torch.from_numpy(random.integers(0, 256, (IMAGES, side, side, 3), np.uint8)), world.device)
     view, sizes = View(side, side, side), np.full((IMAGES, 2), side, np.int32)
@@ -40,7 +39,7 @@ def main(model: str, crop: str) -> None:
     groups = {name: [order] for name, order in orders.items()}
     groups["alone, two, and the others"] = [np.arange(1), np.arange(1, 3), np.arange(3, IMAGES)]
     results = {}
-    with distributed.join(world, 60, "auto"):
+    with group.join(world, 60, "auto"):
         for name, rows in groups.items():
             parts = [
                 inference.logits(net, store, crops, BATCH, world, PRECISIONS["fp32"]("cpu"))

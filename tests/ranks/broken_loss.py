@@ -6,17 +6,15 @@ python -m tests.ranks.broken_loss
 import os
 
 from pipeline.config import params
-from pipeline.engine import distributed
-from pipeline.engine.loop import Totals
-from pipeline.engine.world import World
-from pipeline.training import failures
-from pipeline.training.readout import Readout
+from pipeline.learning.loop import Totals
+from pipeline.learning.readout import Readout
+from pipeline.running import failures, group, rendezvous
 from tests.helpers.refusals import refuses
 
 
 def main() -> None:
-    world, settings = World.from_env(os.environ, "cpu"), params.load().train
-    with distributed.join(world, 60):
+    world, settings = rendezvous.world_of(os.environ, "cpu"), params.load().train
+    with group.join(world, 60):
         totals = Totals.zero(world.device, 2)
         readout = Readout(world, is_delayed=False)
         (reading,) = readout.read(1, totals, is_late=not world.is_main, at_once=False)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.engine import distributed
-from pipeline.engine.world import World
+from pipeline.learning import collectives
+from pipeline.running import group, rendezvous
 
 
 def model(rank: int) -> nn.Module:
@@ -29,10 +29,10 @@ def model(rank: int) -> nn.Module:
 
 
 if __name__ == "__main__":
-    world = World.from_env(os.environ, "cpu")
+    world = rendezvous.world_of(os.environ, "cpu")
     net = model(world.rank)
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    with distributed.join(world, 300), patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
-        distributed.broadcast_buffers(net)
+    with group.join(world, 300), patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
+        collectives.broadcast_buffers(net)
     after = dict(net.named_buffers())
     torch.save((before, after, broadcast.call_count), Path(sys.argv[1]) / f"{world.rank}.pt")

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.parallel import Share
-from pipeline.engine.world import World
+from pipeline.learning import collectives, determinism, loop
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.loop import Learner, Totals
+from pipeline.learning.world import World
 from pipeline.loader import sampler
+from pipeline.loader.batches import Batch
+from pipeline.loader.sampler import Share
 from pipeline.models import network
+from pipeline.running import group, rendezvous
 
 Case = tuple[str, str, str, str, dict[str, Any]]
 
@@ -65,7 +67,7 @@ def train(world: World, case: Case, steps: int, shards: int, images: int) -> tup
     stream = batches(parallel_model.share, steps, images)
     for _ in loop.train(learner, parallel_model, stream, [rate] * steps, totals):
         pass
-    sums = distributed.all_reduce_sum(totals.sums).sum(0)
+    sums = collectives.all_reduce_sum(totals.sums).sum(0)
     state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
     return digest(net.parameters()), digest([*net.buffers(), *ema.averages, sums]) + state
 
@@ -73,10 +75,10 @@ def train(world: World, case: Case, steps: int, shards: int, images: int) -> tup
 def main() -> None:
     folder, (steps, shards, images), cases = Path(sys.argv[1]), map(int, sys.argv[2:5]), json.loads(sys.argv[5])
     determinism.make_deterministic(1, True)
-    world = World.from_env(os.environ, "cpu")
-    with distributed.join(world, 300):
+    world = rendezvous.world_of(os.environ, "cpu")
+    with group.join(world, 300):
         for case in cases:
-            digests = distributed.all_gather_object(train(world, case, steps, shards, images))
+            digests = collectives.all_gather_object(train(world, case, steps, shards, images))
             # ddp's statistics differ between processes
             assert len(set(digests)) == 1 or case[1] != "elastic", "the processes differ"
             if world.is_main:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 
-from pipeline.engine.launchers import supervise
+from pipeline.running.launchers import supervise
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.engine.loss import WeightedLoss, focal_losses
+from pipeline.learning.loss import WeightedLoss, focal_losses
 from tests.helpers.operators import Operators
 
 Case = Callable[[Tensor], Tensor]

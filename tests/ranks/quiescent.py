@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.base.errors import Fault, UserError, exit_status
-from pipeline.engine import distributed
-from pipeline.engine.world import World
+from pipeline.learning.world import World
+from pipeline.running import group, rendezvous
 
 initialize, destroy = dist.init_process_group, dist.destroy_process_group
 
@@ -30,7 +30,7 @@ def by_gloo(backend: str, **arguments: Any) -> None:
 
 def work(folder: Path, fails: bool) -> int:
     """Fail on rank 1, or meet at the end."""
-    cpu = World.from_env(os.environ, "cpu")
+    cpu = rendezvous.world_of(os.environ, "cpu")
     world = World(cpu.rank, cpu.local_rank, cpu.size, torch.device("cuda", cpu.local_rank))
 
     def note() -> None:
@@ -47,7 +47,7 @@ def work(folder: Path, fails: bool) -> int:
 
 
 def meet(world: World, fails: bool) -> None:
-    with distributed.join(world, 300):
+    with group.join(world, 300):
         if fails and world.rank == 1:
             raise UserError(Fault("rank 1", "its disk is full", "failed", remedy="make room"))
         dist.barrier()
@@ -55,4 +55,4 @@ def meet(world: World, fails: bool) -> None:
 
 if __name__ == "__main__":
     arguments = Path(sys.argv[1]), sys.argv[2] == "fail"
-    sys.exit(distributed.run_process(lambda: exit_status("quiescent", lambda: work(*arguments))))
+    sys.exit(group.run_process(lambda: exit_status("quiescent", lambda: work(*arguments))))

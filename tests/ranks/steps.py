@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, PARALLELS, PRECISIONS
-from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.loss import criterion
-from pipeline.engine.parallel import Share
-from pipeline.engine.world import World
+from pipeline.learning import collectives, determinism, loop
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, PARALLELS, PRECISIONS
+from pipeline.learning.ema import Ema
+from pipeline.learning.loop import Learner, Totals
+from pipeline.learning.loss import criterion
+from pipeline.learning.world import World
 from pipeline.loader import sampler
+from pipeline.loader.batches import Batch
+from pipeline.loader.sampler import Share
 from pipeline.models import network
+from pipeline.running import group, rendezvous
 
 STEPS, BATCH, IMAGES = 8, 12, 48
 LABELS = (torch.arange(IMAGES) % 8 - 5).clamp(min=0)  # 36 images of the first class, 6 of each of the two others
@@ -67,14 +69,14 @@ def train(world: World, parallel: str, loss: str, class_weights: str, microbatch
     for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
         pass
     weights: dict[str, Tensor] = model.state_dict()
-    return {"weights": weights, "sums": distributed.all_reduce_sum(totals.sums).sum(0), "exchanges": exchanges[0]}
+    return {"weights": weights, "sums": collectives.all_reduce_sum(totals.sums).sum(0), "exchanges": exchanges[0]}
 
 
 def main() -> None:
     folder, parallel, loss, class_weights, counts = Path(sys.argv[1]), *sys.argv[2:5], map(int, sys.argv[5:])
     determinism.make_deterministic(1, True)
-    world = World.from_env(os.environ, "cpu")
-    with distributed.join(world, 60):
+    world = rendezvous.world_of(os.environ, "cpu")
+    with group.join(world, 60):
         for microbatches in counts:
             result = train(world, parallel, loss, class_weights, microbatches)
             if world.is_main:

@@ -10,8 +10,8 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.engine import loop
-from pipeline.engine.loop import Batch
+from pipeline.learning import loop
+from pipeline.loader.batches import Batch
 from pipeline.stages import train
 
 take_steps: Callable[..., Iterator[Batch]] = loop.train

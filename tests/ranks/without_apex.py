@@ -12,8 +12,8 @@ from torch import nn
 
 sys.modules["apex"] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError
 
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS  # noqa: E402
-from pipeline.engine.world import World  # noqa: E402
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS  # noqa: E402
+from pipeline.learning.world import World  # noqa: E402
 
 ALONE = World(0, 0, 1, torch.device("cpu"))
 CHOICES: tuple[Callable[[], object], ...] = (
@@ -24,7 +24,7 @@ CHOICES: tuple[Callable[[], object], ...] = (
 )
 
 if __name__ == "__main__":
-    assert "pipeline.engine.apex" not in sys.modules
+    assert "pipeline.learning.apex" not in sys.modules
     PRECISIONS["fp32"]("cpu")
     for choice in CHOICES:
         try:

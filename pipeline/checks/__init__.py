@@ -1,0 +1,1 @@
+"""Whether params can run on this machine: rules, and facts about the machine."""

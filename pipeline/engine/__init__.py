@@ -1,1 +1,0 @@
-"""Training steps on one or several processes: distributed, precision, parallel, agreement, stopping."""

@@ -1,0 +1,102 @@
+"""A model.onnx that `export` wrote: its classes, view and answers; without torch. The one owner of onnxruntime."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from pipeline.base import schema
+from pipeline.base.errors import Fault, UserError, damaged, missing, one_line
+from pipeline.evaluation.acceptance import MISSING, Acceptance
+from pipeline.models.description import INPUT, OUTPUT, View
+
+REMEDY = "give a model.onnx that the stage export wrote (perennial repro export, or dvc pull)"
+FATAL = 4  # onnxruntime's level of messages: it would also print the errors that it raises
+FLOATS = "tensor(float)"
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An opened model."""
+
+    path: Path
+    session: Any  # onnxruntime.InferenceSession
+    classes: tuple[str, ...]
+    view: View
+    weights: str  # SHA-256 of the model.safetensors that it was exported from; empty if the file does not say it
+    acceptance: Acceptance = MISSING
+
+    def log_probabilities(self, pixels: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop].
+
+        Raises UserError if the model cannot be computed, or if an answer is not finite.
+        """
+        try:
+            (logits,) = self.session.run([OUTPUT], {INPUT: pixels})
+        except Exception as error:  # onnxruntime has a class of its own for every fault
+            raise _foreign(self.path, f"cannot be computed: {one_line(error)}") from None
+        expected = (len(pixels), len(self.classes))
+        if logits.shape != expected:
+            raise _foreign(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
+        if not np.isfinite(logits).all():
+            remedy = "train again with a lower train.lr (perennial repro), or restore the file (dvc checkout)"
+            raise damaged(self.path, "the model's outputs are not finite numbers", remedy)
+        shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+        log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        return log_probabilities
+
+
+def load(path: Path, threads: int) -> OnnxModel:
+    """Open a model on the CPU. Raises UserError if there is none, or if `export` did not write it."""
+    if not path.is_file():
+        raise missing(path, REMEDY)
+    if path.stat().st_size == 0:
+        raise missing(path, "set evaluate.onnx: true, then perennial repro", "empty, because evaluate.onnx is false")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = FATAL
+    onnxruntime.set_default_logger_severity(FATAL)
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        notes = session.get_modelmeta().custom_metadata_map
+    except OSError:
+        raise
+    except Exception as error:  # onnxruntime has a class of its own for every fault
+        raise _foreign(path, one_line(error)) from None
+    with schema.reading(path, REMEDY, KeyError):
+        classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
+        scores = notes.get("acceptance", "")
+        content = schema.of_json(scores, Acceptance) if scores else MISSING
+    expected = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
+    ports = [
+        [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
+    ]
+    if ports != list(expected):
+        raise _foreign(path, f"inputs and outputs are {ports}; its classes and view say {list(expected)}")
+    return OnnxModel(path, session, classes, view, notes.get("weights", ""), content)
+
+
+@contextmanager
+def exit_on_ctrl_c() -> Iterator[None]:
+    """A block in which Ctrl-C ends the process at once, by the system's default action.
+
+    Python's handler runs only after onnxruntime returns: a file with an endless loop would not end.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another handler
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _foreign(path: Path, reason: str) -> UserError:
+    return UserError(Fault(str(path), "damaged, or not written by export", "damaged", reason, remedy=REMEDY))

@@ -1,0 +1,1 @@
+"""The processes of a stage: started, joined, watched, stopped; checkpoints and display. This decides no byte."""

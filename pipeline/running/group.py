@@ -1,0 +1,119 @@
+"""The process group of the processes of a stage, and the exit of a process."""
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from pipeline.config.params import Backend
+from pipeline.learning.collectives import backend_for
+from pipeline.learning.world import World
+from pipeline.running import rendezvous
+from pipeline.running.exits import ENDED_NOTE, FAILED, PEER_DIED
+from pipeline.running.rendezvous import Store, has_launcher
+
+
+@contextmanager
+def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[Store]:
+    """`process_group` with a store of its own: connects the processes first."""
+    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
+        yield store
+
+
+@contextmanager
+def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
+    """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
+
+    Yields a store of small values that all processes see. Rank 0 hosts it, so it survives the end of the launcher.
+    """
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if not has_launcher(os.environ):
+        yield launcher_store
+        return
+    timeout, backend = timedelta(seconds=timeout_seconds), backend_for(world.device, backend)
+    host, _ = rendezvous.address(os.environ)
+    if backend == "gloo" and (interface := rendezvous.interface_to(host)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", launcher_store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+        device_id=world.device if backend == "nccl" else None,
+    )
+    has_failed = False
+    try:
+        if world.is_main:
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            launcher_store.set("perennial/port", str(store.port))
+        else:
+            port = int(launcher_store.get("perennial/port"))
+            store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        yield store
+        try:
+            dist.barrier()  # the store ends with rank 0, so no process may still need it
+        except RuntimeError:
+            exit_because("another process ended", world, -1)
+    except BaseException as error:
+        has_failed = True
+        # The error's frames reference the wrapped model, which references the group. The model must be freed first:
+        # otherwise the end of the process can hang.
+        traceback.clear_frames(error.__traceback__)
+        raise
+    finally:
+        # After an error, NCCL would wait for unfinished exchanges without end: `run_process` ends the process instead.
+        if not (has_failed and backend == "nccl"):
+            dist.destroy_process_group()
+
+
+def run_process(work: Callable[[], int]) -> int:
+    """The exit status of `work`. If `work` failed inside `process_group`, the process ends here at once.
+
+    A failure leaves a file for the launcher, which may not see this process's end: see launchers.slurm.
+    """
+    status = 1
+    try:
+        status = work()
+    except Exception:
+        if not dist.is_initialized():
+            raise
+        traceback.print_exc()
+    finally:
+        if status and (note := os.environ.get(ENDED_NOTE)):
+            with suppress(OSError):
+                Path(note + FAILED).touch()
+    if dist.is_initialized():
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def exit_because(reason: str, world: World, rank: int) -> NoReturn:
+    """End this process at once because process `rank` (-1: unknown) has ended or is silent.
+
+    The first process on this machine that leaves tells the launcher the rank. The order of exits does not show it.
+    """
+    os.write(2, f"{reason}; process {world.rank} leaves too\n".encode())
+    if note := os.environ.get(ENDED_NOTE):
+        with suppress(OSError), Path(note).open("x") as file:
+            file.write(str(rank))
+    os._exit(PEER_DIED)
+
+
+def is_peer_failure(error: RuntimeError) -> bool:
+    """Whether an exchange failed because another process ended or was silent for too long."""
+    return (
+        isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|[Cc]onnection|[Tt]imed out", str(error)) is not None
+    )

@@ -1,0 +1,147 @@
+"""Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
+
+perennial features, perennial evaluate      (perennial train: launch_train.py)
+"""
+
+import os
+import re
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from pipeline.base import errors, locks
+from pipeline.base.errors import Fault, Stopped, UserError
+from pipeline.checks import machine, validity
+from pipeline.config.model_names import TIMM
+from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
+from pipeline.dataset import feature_file
+from pipeline.running import frame, launchers, variables
+from pipeline.running.exits import ENDED_NOTE
+from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
+
+
+def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
+    """Start the processes; after a failure start them again, at most `run.max_restarts` times.
+
+    There is no restart after a signal to stop, or if a node is lost. Raises UserError for the last failure, and Stopped
+    if the processes leave a note that they were asked to stop. Under Slurm the notes are in `runs`: all nodes see it.
+    """
+    place = runs if run.launcher == "slurm" else None
+    if place:
+        place.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
+        locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
+    ):
+        stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"
+        for restart in range(run.max_restarts + 1):
+            os.environ |= {frame.STOPPED_NOTE: str(stop_note), ENDED_NOTE: str(end_notes)}
+            for note in Path(folder).glob("ended*"):
+                note.unlink()
+            try:
+                launchers.start(command, run)
+            except UserError as failure:
+                # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
+                if not stop_note.exists() and (
+                    SIGNAL_TIMES or restart == run.max_restarts or isinstance(failure, NodeLost)
+                ):
+                    raise
+                print(f"launch: {failure}", file=sys.stderr)
+            else:
+                break
+            finally:
+                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE]
+            if stop_note.exists():
+                break
+            print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)
+        if stop_note.exists():
+            raise Stopped(stop_note.read_text())
+
+
+def check_apex(settings: Train) -> None:
+    """Raise UserError if the params ask for Apex and it does not load."""
+    choices = validity.apex_choices(settings)
+    if not choices:
+        return
+    from pipeline.learning import apex
+
+    if fault := apex.fault():
+        reason = f"Apex is installed, but {fault}"
+        remedy = f"build it for this torch (make image); {validity.INSTEAD_OF_APEX}"
+        raise UserError(*(Fault(key, value, "machine", reason, remedy=remedy) for key, value in choices.items()))
+
+
+def check_timm(settings: Train) -> None:
+    """Raise UserError if train.model is one of timm's, and cannot be trained."""
+    if settings.model.startswith(TIMM):
+        from pipeline.models import timm_models  # imports torch, which takes seconds
+
+        errors.raise_if_any(timm_models.faults(settings))
+
+
+def on_this_node(run: Run) -> Run:
+    """The same run on one node. An evaluation gives the same bytes for every number of processes."""
+    processes = run.processes // run.nodes
+    alone = {"nodes": 1, "node_rank": 0, "processes": processes, "min_processes": 0, "rendezvous": "localhost:0"}
+    return run.model_copy(update=alone)
+
+
+def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
+    """The run with this node's number and the address of node 0, if a cluster gives them in torchrun's variables.
+
+    Kubeflow Trainer does. Raises UserError if the cluster has other numbers of nodes or processes than the params.
+    [torch, argparse_util.py: PET_ and the name of an option of torchrun is the option's default]
+    """
+    if "PET_NODE_RANK" not in environ:
+        return run
+    nodes, per_node = str(run.nodes), str(run.processes // run.nodes)
+    allowed = {
+        "PET_NODE_RANK": ("run.nodes", nodes, [str(rank) for rank in range(run.nodes)]),
+        "PET_NNODES": ("run.nodes", nodes, [nodes, ""]),
+        # torchrun's words for "as many as there are"
+        "PET_NPROC_PER_NODE": ("run.processes / run.nodes", per_node, [per_node, "", "auto", "gpu", "cpu"]),
+    }
+    errors.raise_if_any(
+        Fault(key, value, "differs", f"the cluster has {name}={environ[name]}", remedy="make both equal")
+        for name, (key, value, values) in allowed.items()
+        if environ.get(name, "") not in values
+    )
+    host, port = environ.get("PET_MASTER_ADDR"), environ.get("PET_MASTER_PORT", "29500")  # torchrun's default
+    place = {"rendezvous": f"{host}:{port}"} if host else {}
+    if host and not re.fullmatch(HOST_PORT, place["rendezvous"]):
+        fault = Fault("PET_MASTER_ADDR, PET_MASTER_PORT", place["rendezvous"], "value", allowed=PATTERNS[HOST_PORT])
+        raise UserError(fault)
+    return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
+
+
+def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
+    """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
+
+    Returns the exit status.
+    """
+
+    def start(config: Params) -> None:
+        if name == "features" and config.train.head == "trained":
+            feature_file.write_none(Path(config.paths.features))
+            return
+        arithmetic = config.train.arithmetic
+        if name == "evaluate":  # with the arithmetic with which the model was trained
+            arithmetic = variables.usable_arithmetic(Path(config.paths.models))
+        elif name == "train" and (note := validity.unused_gpus(config, machine.read())):
+            print(f"train: {note}", file=sys.stderr)
+        variables.set_variables(config.train, arithmetic)
+        check_apex(config.train)
+        check_timm(config.train)
+        run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)
+        frame.tell(f"{name}: starting processes: {run.processes}")
+        with beside(config, run):
+            with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
+
+    return frame.run_stage(name, start)
+
+
+def main(arguments: Namespace) -> int:
+    return start_stage(arguments.command, lambda config, run: nullcontext())

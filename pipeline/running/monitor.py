@@ -1,0 +1,159 @@
+"""The display of a running training: a progress bar, one line per epoch, TensorBoard. No output of it is hashed."""
+
+import math
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.utils import make_grid
+from tqdm import tqdm
+
+from pipeline.config import params
+from pipeline.learning.readout import Reading
+from pipeline.loader.batches import Batch
+from pipeline.running.job import Job
+from pipeline.versioning import identity
+
+with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
+    warnings.simplefilter("ignore")
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+GRID_IMAGES, GRID_COLUMNS = 16, 4
+PICTURE_SECONDS = 10  # the least time between two pictures of the confusion matrix
+CUSTOM_SCALARS = {  # in one chart each, under Custom Scalars
+    "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
+}
+FIGURES = ("exported/val_accuracy", "exported/val_loss", "accuracy/val", "loss/val")  # beside the hparams
+
+
+class _NullWriter:
+    """A TensorBoard writer that writes nothing, for all processes but rank 0."""
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Monitor:
+    """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
+
+    def __init__(self, job: Job, first_step: int, steps: int, epochs: int) -> None:
+        """The events go to the run's board. They replace events of earlier attempts from `first_step` on.
+
+        `epochs`: how many have ended before.
+        """
+        is_main = job.world.is_main
+        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if is_main else _NullWriter()
+        title, disable = _title(job, epochs + 1), None if is_main else True
+        self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
+        self._is_main, self._job = is_main, job
+        self._drawn = -math.inf  # the time of the last picture
+        self._pending_picture: tuple[int, Tensor] | None = None  # step and predictions that no picture shows yet
+        self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
+        if is_main:
+            self._write_constants(first_step)
+
+    def _write_constants(self, first_step: int) -> None:
+        """Write the events that do not change: params, hparams, and the charts with two curves."""
+        text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
+        self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
+        self._writer.add_custom_scalars(CUSTOM_SCALARS)
+        settings = identity.settings(self._job.config, ["train"])
+        hyperparameters = {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
+        self._session = hparams(hyperparameters, dict.fromkeys(FIGURES, 0.0))
+        for event in self._session[:2]:  # the experiment, and the session's start
+            self._writer.file_writer.add_summary(event)
+
+    def images(self, batch: Batch) -> None:
+        """Write the first training crops of this attempt to TensorBoard."""
+        if self._is_main:
+            images = batch.images[:GRID_IMAGES].float()
+            normal = self._job.dataset.normalization
+            mean, std = (images.new_tensor(values)[:, None, None] for values in (normal.mean, normal.std))
+            grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
+            self._writer.add_image("crops", grid, batch.step)
+
+    def step(self) -> None:
+        """Advance the bar."""
+        self._bar.update()
+
+    def reading(self, reading: Reading, learning_rate: float) -> None:
+        """Write values of the training, at the step that they belong to. The learning rate is that step's."""
+        if not self._is_main:
+            return
+        sums, now = [reading.loss, reading.correct, reading.images], time.perf_counter()
+        loss, correct, images = (new - old for new, old in zip(sums, self._previous_sums, strict=True))
+        rate = (reading.step - self._step) * self._job.config.train.batch_size / (now - self._time)
+        self._previous_sums, self._step, self._time = sums, reading.step, now
+        for tag, value in (
+            ("loss/train", loss / images),
+            ("accuracy/train", correct / images),
+            ("learning_rate", learning_rate),
+            ("images_per_second", rate),
+            ("gpu_memory", torch.cuda.max_memory_allocated() if self._job.world.device.type == "cuda" else 0),
+        ):
+            self._writer.add_scalar(tag, value, reading.step)
+        self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
+
+    def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
+        """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
+        if self._is_main:
+            step = int(row["step"])
+            self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
+            self._writer.add_scalar("loss/val", row["val_loss"], step)
+            self._pending_picture = (step, predictions)
+            if time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
+                self._draw()
+            tqdm.write(
+                f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
+                f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
+                file=sys.stderr,
+            )
+            self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
+        self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
+
+    def _draw(self) -> None:
+        """Write the confusion matrix of the last validation as a picture, once."""
+        if self._pending_picture is None:
+            return
+        (step, predictions), data = self._pending_picture, self._job.dataset.packed
+        counts = np.zeros((len(data.classes),) * 2, np.int64)
+        np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
+        self._writer.add_image("confusion/val", shares, step, dataformats="HW")
+        self._pending_picture, self._drawn = None, time.monotonic()
+
+    def finish(self, row: Mapping[str, float]) -> None:
+        """Write the figures of the exported epoch beside the hparams."""
+        if self._is_main:
+            self._draw()
+            for name in ("val_accuracy", "val_loss"):
+                self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
+            self._writer.file_writer.add_summary(self._session[2])  # the session's end
+
+    def close(self) -> None:
+        """Flush the events and close the bar."""
+        self._writer.close()
+        self._bar.close()
+
+
+def _title(job: Job, epoch: int) -> str:
+    """The title of the bar: the epoch that runs; after the last epoch, the last."""
+    epochs = job.config.train.epochs
+    return f"train: epoch {min(epoch, epochs)}/{epochs}"
+
+
+@contextmanager
+def open_monitor(job: Job, first_step: int, steps: int, epochs: int) -> Iterator[Monitor]:
+    """A Monitor that is closed when the block ends."""
+    monitor = Monitor(job, first_step, steps, epochs)
+    try:
+        yield monitor
+    finally:
+        monitor.close()
