@@ -15,8 +15,9 @@ from pipeline.learning import readout, state
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
 from pipeline.learning.state import make_model
+from pipeline.learning.task import open_dataset
 from pipeline.loader.storage import Dataset
-from pipeline.running.job import Job, check_inputs, open_dataset
+from pipeline.running.job import Job, check_inputs
 from pipeline.running.monitor import Monitor
 from pipeline.running.resume import save_checkpoint
 from pipeline.running.runs import Run
@@ -54,7 +55,7 @@ def train_here(
     config = params.load()
     data, run = check_inputs(config, ALONE, {})
     run.begin()
-    job, reads = Job(config, open_dataset(config, data, ALONE), ALONE, HashStore(), run), Reads()
+    job, reads = Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run), Reads()
     monkeypatch.setattr(readout, "_event", reads.event)
     of_steps: list[int] = []
 

@@ -1,6 +1,5 @@
 """The inputs of one process of a training, and their checks."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,6 @@ from pipeline.dataset.packed import Packed
 from pipeline.learning import environment
 from pipeline.learning.task import Task
 from pipeline.learning.world import World
-from pipeline.loader import storage
-from pipeline.loader.storage import Dataset
-from pipeline.models import network
 from pipeline.running import pixels, provenance, runs
 from pipeline.running.agreement import Facts
 from pipeline.running.claim import NO_CLAIM, Claim
@@ -66,11 +62,3 @@ def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
         # Otherwise the bits of an elastic run would depend on which process computes which shard.
         kind: hardware if config.train.parallel == "elastic" else {},
     }
-
-
-def open_dataset(config: Params, data: Packed, world: World) -> Dataset:
-    """The dataset, with its images where run.residency says."""
-    images, where = storage.open_images(data, config.run, world.device)
-    if world.is_main:
-        print(f"train: the packed images are kept in: {where}", file=sys.stderr)
-    return Dataset(data, images, network.normalization(config.train.model))

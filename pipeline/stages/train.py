@@ -23,11 +23,12 @@ from pipeline.learning.choices import PARALLELS
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
 from pipeline.learning.state import Progress, export_weights, make_learner, make_model, microbatch_count
+from pipeline.learning.task import open_dataset
 from pipeline.learning.validation import end_epoch
 from pipeline.loader.batches import Batch, train_batches
 from pipeline.running import agreement, claim, frame, group, monitor, rendezvous, stopping
 from pipeline.running.failures import check_exported, check_losses_finite, explain_torch_errors
-from pipeline.running.job import Job, check_inputs, open_dataset
+from pipeline.running.job import Job, check_inputs
 from pipeline.running.notes import early_stop_note, notes, training_facts
 from pipeline.running.rendezvous import check_size
 from pipeline.running.resume import keep_state, keep_weights, resume, save_checkpoint
@@ -139,9 +140,11 @@ def run(config: Params) -> None:
             this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
-        job = Job(config, open_dataset(config, data, world), world, store, this_run, claim.read(world.is_main))
+        dataset, where = open_dataset(config, data, world)
+        job = Job(config, dataset, world, store, this_run, claim.read(world.is_main))
         model = make_model(config, data.classes, world)
         if world.is_main:
+            print(f"train: the packed images are kept in: {where}", file=sys.stderr)
             print(*(f"train: {line}" for line in training_facts(job, model)), sep="\n", file=sys.stderr)
         weights, progress, steps = (train if settings.has_steps else solved.solve)(job, model)
         if world.is_main:
