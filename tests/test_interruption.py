@@ -7,21 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-from torch.distributed import HashStore
 
-from pipeline.learning.world import World
-from pipeline.running import checkpoint, stopping
+from pipeline.running import checkpoint
 from tests.conftest import PROJECT
-from tests.helpers.refusals import refuses
 from tests.helpers.trainings import (
     LONG,
     digests,
@@ -117,7 +111,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
             assert re.search(f"process {target[-1]} of 2: .*SIGKILL", words), what
         elif number != signal.SIGKILL:
             assert re.search(r"train: stopped by process \d: SIG\w+; saved at step \d+ of 72", words), what
-            assert words.count("train: stopping after this step") == 1, what
+            # Process 0 says so at once, if the signal reaches it.
+            assert words.count("train: stopping after this step") == (target != "rank 1"), what
             assert status == 75, what
         assert "Traceback" not in words, what
     again = launch(folder)
@@ -156,25 +151,6 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
     assert strike(folder, "rank 1", signal.SIGKILL) == 0
     assert "launch: restart 1 of 3" in messages(folder)
     assert outputs(folder) == outputs(whole)
-
-
-def test_two_threads_announce_a_stop_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Process 0 has a thread for its own signals and one for the store. Both may announce at the same moment."""
-    both = threading.Barrier(2)
-
-    def writable(*_: object) -> tuple[list[int], list[int], list[int]]:
-        with suppress(threading.BrokenBarrierError):  # the other thread waits for this one
-            both.wait(1)
-        return [], [2], []
-
-    with stopping.open_stopping(HashStore(), World(0, 0, 1, torch.device("cpu")), 60) as stop:
-        monkeypatch.setattr("select.select", writable)
-        threads = [threading.Thread(target=stop._announce) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert capfd.readouterr().err.count("train: stopping after this step") == 1
 
 
 @FURTHER
@@ -261,14 +237,3 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, half_run: Pat
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert re.findall(r"[\d.]+", done.stdout.splitlines()[-1])[0] == "1"
     assert not list((folder / "runs").iterdir())
-
-
-def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old seccomp profile forbids pidfd_open. The fault is of it, not of a disk without write access."""
-
-    def forbidden(_: int) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "pidfd_open", forbidden)
-    with refuses(("pidfd_open", "machine")):
-        stopping._open_pidfd(1)

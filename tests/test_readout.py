@@ -39,9 +39,14 @@ def test_delayed_values_are_those_of_their_step() -> None:
         totals.sums.add_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
         if step == 5:
             totals.broken_step.fill_(4)
-        readings = values.read(step, totals, is_late=step == 4, at_once=at_once)
-        read.append([(r.step, r.loss, r.correct, r.images, r.broken_step, r.is_late) for r in readings])
-    assert read == [[], [(2, 11, 22, 33, -1, False)], [(4, 22, 44, 66, -1, True), (5, 33, 66, 99, 4, False)], []]
+        readings = values.read(step, totals, is_late=step == 4, stop=step == 5, at_once=at_once)
+        read.append([(r.step, r.loss, r.correct, r.images, r.broken_step, r.is_late, r.stop) for r in readings])
+    assert read == [
+        [],
+        [(2, 11, 22, 33, -1, False, 0)],
+        [(4, 22, 44, 66, -1, True, 0), (5, 33, 66, 99, 4, False, 1)],
+        [],
+    ]
 
 
 def train_here(

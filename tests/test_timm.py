@@ -21,12 +21,12 @@ from pipeline.dataset import packed
 from pipeline.dataset.normalization import IMAGENET, Normalization
 from pipeline.evaluation import onnx_export, onnx_file
 from pipeline.learning import inference
+from pipeline.learning.task import open_dataset
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
 from pipeline.loader.sampler import Share
 from pipeline.loader.storage import ImageStore
 from pipeline.models import description, exported, network, pretrained, timm_models
-from pipeline.running.job import open_dataset
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
@@ -108,7 +108,7 @@ def test_training_sees_the_pixels_as_the_model_wants_them(tmp_path: Path) -> Non
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
     for model in ("resnet18", OTHER_MEAN):
         config = params.parse(change(read_params(folder / "params.yaml"), train__model=model))
-        dataset, given = open_dataset(config, data, ALONE), network.normalization(model)
+        (dataset, _), given = open_dataset(config, data, ALONE), network.normalization(model)
         images = next(train_batches(dataset, config.train, Share(range(1), 1), 0)).images
         mean, std = (images.new_tensor(values)[:, None, None] for values in (given.mean, given.std))
         assert dataset.normalization == given

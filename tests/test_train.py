@@ -21,6 +21,7 @@ from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
+from pipeline.running import failures
 from pipeline.running.job import Job
 from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
@@ -142,13 +143,13 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     for epoch in range(1, 5):
         totals.sums.fill_(1.0)
         nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
-        (reading,) = Readout(ALONE).read(epoch, totals, is_late=False, at_once=True)
+        (reading,) = Readout(ALONE).read(epoch, totals, is_late=False, stop=0, at_once=True)
         assert validation.end_epoch(job, learner, totals, progress, 0.1, reading) is predictions
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         rows.append((results.exported_row(config, progress)["epoch"], biases))
     assert rows == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]
     with refuses(("train.lr", "value")):
-        results.write(config, ("a", "b"), {}, state.Progress(history=progress.history[:1]))
+        failures.check_exported(progress.history[0], config.train)
 
 
 @pytest.mark.parametrize(("key", "value"), [("train.batch_size", 64), ("prepare.size", 48)])

@@ -25,6 +25,7 @@ class Reading:
     images: float
     broken_step: int  # of all processes: the first step with a loss that is not finite, or -1
     is_late: bool  # whether rank 0 has asked for a checkpoint at this step
+    stop: int  # the request of a process to stop after this step, or 0 (running/stopping.py)
     of_all: tuple[float, float, float]  # at the end of an epoch: loss, correct and images of all processes
 
 
@@ -33,28 +34,28 @@ class Readout:
 
     def __init__(self, world: World, is_delayed: bool | None = None) -> None:
         self._world = world
-        self._is_delayed = world.device.type == "cuda" if is_delayed is None else is_delayed
+        self.is_delayed = world.device.type == "cuda" if is_delayed is None else is_delayed
         self._copies: list[Callable[[], Reading]] = []  # begun, and not read
 
-    def read(self, step: int, totals: Totals, is_late: bool, at_once: bool) -> list[Reading]:
+    def read(self, step: int, totals: Totals, is_late: bool, stop: int, at_once: bool) -> list[Reading]:
         """Begin to copy the values of this step. Returns the values of earlier steps that are not returned yet.
 
         All processes call this at the same steps. `at_once`: wait for the device, and return those of this step too.
         """
-        self._copies.append(_begin_copy(step, totals, is_late and self._world.is_main, at_once))
-        count = len(self._copies) - (self._is_delayed and not at_once)
+        self._copies.append(_begin_copy(step, totals, is_late and self._world.is_main, stop, at_once))
+        count = len(self._copies) - (self.is_delayed and not at_once)
         ready, self._copies = self._copies[:count], self._copies[count:]
         return [read() for read in ready]
 
 
-def _begin_copy(step: int, totals: Totals, is_late: bool, add_processes: bool) -> Callable[[], Reading]:
+def _begin_copy(step: int, totals: Totals, is_late: bool, stop: int, add_processes: bool) -> Callable[[], Reading]:
     """Begin to copy the values. Returns a function that waits for them.
 
     `add_processes`: `Reading.of_all` has the sums over all processes; otherwise those of this one.
     """
-    late = torch.full_like(totals.broken_step, is_late)
+    own = [torch.full_like(totals.broken_step, value) for value in (is_late, stop)]
     # Neither `full_like` nor a copy to pinned memory waits for the device.
-    flags = collectives.all_reduce_max(torch.stack([totals.broken_step, late]))
+    flags = collectives.all_reduce_max(torch.stack([totals.broken_step, *own]))
     of_all = collectives.all_reduce_sum(totals.sums.clone()) if add_processes else totals.sums
     on_host = [values.to("cpu", non_blocking=True, copy=True) for values in (totals.sums, of_all, flags)]
     wait = _event(flags.device)
@@ -63,8 +64,8 @@ def _begin_copy(step: int, totals: Totals, is_late: bool, add_processes: bool) -
         wait()
         # Added here: under Apex O1 a GPU would add float64 as float32.
         (loss, correct, images), of_all = (values.sum(0).tolist() for values in on_host[:2])
-        broken_step, any_late = on_host[2].tolist()
-        return Reading(step, loss, correct, images, broken_step, bool(any_late), tuple(of_all))
+        broken_step, any_late, any_stop = on_host[2].tolist()
+        return Reading(step, loss, correct, images, broken_step, bool(any_late), any_stop, tuple(of_all))
 
     return read
 

@@ -3,8 +3,10 @@
 import os
 import re
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,8 @@ from pipeline.learning.world import World
 from pipeline.running import rendezvous
 from pipeline.running.exits import ENDED_NOTE, FAILED, PEER_DIED
 from pipeline.running.rendezvous import Store, has_launcher
+
+ANSWER_SECONDS = 3
 
 
 @contextmanager
@@ -59,13 +63,13 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
         else:
             port = int(launcher_store.get("perennial/port"))
             store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        peers = rendezvous.gather_messages(store, world, "process", f"(pid {os.getpid()}) on {os.uname().nodename}")
         yield store
-        try:
-            dist.barrier()  # the store ends with rank 0, so no process may still need it
-        except RuntimeError:
-            exit_because("another process ended", world, -1)
+        dist.barrier()  # the store ends with rank 0, so no process may still need it
     except BaseException as error:
         has_failed = True
+        if isinstance(error, RuntimeError) and is_peer_failure(error):
+            leave(error, store, world, peers)
         # The error's frames reference the wrapped model, which references the group. The model must be freed first:
         # otherwise the end of the process can hang.
         traceback.clear_frames(error.__traceback__)
@@ -100,16 +104,39 @@ def run_process(work: Callable[[], int]) -> int:
     return status
 
 
-def exit_because(reason: str, world: World, rank: int) -> NoReturn:
-    """End this process at once because process `rank` (-1: unknown) has ended or is silent.
+def leave(error: RuntimeError, store: Store, world: World, peers: Sequence[str]) -> NoReturn:
+    """End this process at once, because an exchange failed. Names the processes that are silent or have ended.
 
     The first process on this machine that leaves tells the launcher the rank. The order of exits does not show it.
     """
-    os.write(2, f"{reason}; process {world.rank} leaves too\n".encode())
+    silent = silent_ranks(store, world)
+    names = ", ".join(f"process {rank} of {world.size} {peers[rank]}" for rank in silent)
+    cause = f"{names} ended or was silent" if silent else "an exchange with another process failed"
+    os.write(2, f"train: {cause} ({rendezvous.first_line(error)}); process {world.rank} leaves too\n".encode())
     if note := os.environ.get(ENDED_NOTE):
         with suppress(OSError), Path(note).open("x") as file:
-            file.write(str(rank))
+            file.write(str(silent[0] if silent else -1))
     os._exit(PEER_DIED)
+
+
+def silent_ranks(store: Store, world: World) -> list[int]:
+    """The processes that do not answer. Every process whose exchange failed calls this, at about the same time.
+
+    Rank 0 hosts the store. If it is silent, a call of the store does not return, and rank 0 alone is named.
+    """
+    answered: list[int] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the store has ended with rank 0
+            store.set(f"alive/{world.rank}", "")
+            time.sleep(ANSWER_SECONDS)
+            answered.extend(rank for rank in range(world.size) if store.check([f"alive/{rank}"]))
+            time.sleep(ANSWER_SECONDS if world.is_main else 0)  # others still ask
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(3 * ANSWER_SECONDS)
+    return [rank for rank in range(world.size) if rank not in answered] if answered else [0]
 
 
 def is_peer_failure(error: RuntimeError) -> bool:

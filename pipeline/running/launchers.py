@@ -122,7 +122,7 @@ def spawn(command: Sequence[str], run: Run) -> None:
             context = mp.start_processes(_run_module, arguments, nprocs=per_node, join=False, start_method="spawn")
             # The watchdog's thread reads it, so it is changed in one operation.
             pids.update(dict(zip([_process_name(rank, run) for rank in ranks], context.pids(), strict=True)))
-            while not context.join():
+            while not context.join(grace_period=GRACE_SECONDS):
                 pass
     except mp.ProcessExitedException as error:
         statuses = {rank: process.exitcode for rank, process in zip(ranks, context.processes, strict=True)}

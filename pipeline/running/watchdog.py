@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.base.errors import Fault
+from pipeline.running.exits import GRACE_SECONDS
 
 # A waiting process gets longer than the timeout: its exchange ends at the timeout, and names the process it waited for.
 MARGIN_SECONDS = 10
@@ -99,7 +100,7 @@ class Watch:
         self.faults: dict[str, Fault] = {}  # name → the fault of a process that was killed
         self._pids, self._seconds, self._waits = pids, seconds, waits
         self._inactivities: dict[str, Inactivity] = {}
-        self._signal_forwarded = False
+        self._seconds_since_signal = -1  # that was forwarded; -1: none was
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -128,7 +129,7 @@ class Watch:
             elif not again:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-                self._signal_forwarded = True
+                self._seconds_since_signal = max(self._seconds_since_signal, 0)
                 if is_stopped(pid):
                     self._wake(name, pid)
 
@@ -139,6 +140,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closed.wait(1):
+            self._seconds_since_signal += self._seconds_since_signal >= 0
             for name, pid in self._pids().items():
                 if name not in self._inactivities or self._inactivities[name].pid != pid:
                     self._inactivities[name] = Inactivity(pid)
@@ -146,11 +148,13 @@ class Watch:
             for name, inactivity in self._inactivities.items():
                 inactivity.check_stopped()
                 # On a busy machine a stop can take effect after the signal.
-                if self._signal_forwarded and inactivity.stopped_checks == 1:
+                if self._seconds_since_signal >= 0 and inactivity.stopped_checks == 1:
                     self._wake(name, inactivity.pid)
                 if self._waits:
                     inactivity.check_activity()
                 if inactivity.stopped_checks >= (2 if any_ended else self._seconds):
                     self.end(name, f"was silent for {inactivity.stopped_checks} s: it was stopped (state T)")
+                elif self._waits and self._seconds_since_signal > GRACE_SECONDS and not has_ended(inactivity.pid):
+                    self.end(name, f"had not stopped {self._seconds_since_signal} s after a request to stop")
                 elif inactivity.idle_checks >= self._seconds + MARGIN_SECONDS:
                     self.end(name, f"was silent for {inactivity.idle_checks} s: it only waited (run.timeout_seconds)")

@@ -61,22 +61,24 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
     collectives.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
         monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as display,
-        stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
+        stopping.requests(world) as request,
     ):
-        # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
-        remaining = stop.until_stop(until(ended_early, batches))
+        remaining = until(ended_early, batches)
         for batch in loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin):
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
-            due = epoch > 0 or progress.step % run.log_steps == 0
+            is_shown = epoch > 0 or progress.step % run.log_steps == 0
             if batch.step == first_step:
                 display.images(batch)
             display.step()
             is_late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
-            readings = readout.read(progress.step, totals, is_late, epoch > 0) if due else []
+            # On a CPU nothing waits for a device, so a request to stop is read at each step.
+            due = is_shown or not readout.is_delayed
+            readings = readout.read(progress.step, totals, is_late, request(), epoch > 0) if due else []
             for reading in readings:
                 check_losses_finite(reading.broken_step, settings)
-                display.reading(reading, learning_rates[reading.step - 1])
+                if is_shown:
+                    display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 keep_weights(job, learner, len(progress.history))
@@ -86,19 +88,14 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
                 digest.join()
                 keep_state(job, learner, totals, progress)
-            if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
+            stop = max((reading.stop for reading in readings), default=0)
+            if is_over or stop or any(reading.is_late and reading.step > save_step for reading in readings):
                 digest.join()
                 save_checkpoint(job, learner, totals, progress)
                 save_time, save_step = time.monotonic(), progress.step
-        if progress.step < len(learning_rates) and not ended_early():
-            digest.join()
-            save_checkpoint(job, learner, totals, progress)
-            reason = stop.reason
-            stop.finish()
-            collectives.barrier()  # the store ends with rank 0, so every process reads the reason first
-            raise Stopped(
-                f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
-            )
+            if stop and not is_over:
+                reason, step = stopping.reason(stop), f"{progress.step} of {len(learning_rates)}"
+                raise Stopped(f"stopped by {reason}; saved at step {step}; run again to go on")
         display.finish(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return TEMPERATURES[settings.temperature](job, final), progress, progress.step - first_step

@@ -27,7 +27,7 @@ def do_nothing(*_: object, **__: object) -> None: ...
 
 INSTEAD: dict[Any, dict[str, Any]] = {
     monitor: {"open_monitor": lambda *_: nullcontext(MagicMock())},
-    stopping: {"open_stopping": lambda *_: nullcontext(MagicMock(until_stop=lambda batches: batches))},
+    stopping: {"requests": lambda *_: nullcontext(lambda: 0)},
     agreement: {"compare_facts": lambda *_: nullcontext({})},
     rendezvous: {
         "connect_store": do_nothing,
