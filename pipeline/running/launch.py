@@ -22,6 +22,9 @@ from pipeline.running import frame, launchers, variables
 from pipeline.running.exits import ENDED_NOTE
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
+TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # variables of a process that torchrun has started
+MPIRUN = "OMPI_COMM_WORLD_SIZE"
+
 
 def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
     """Start the processes; after a failure start them again, at most `run.max_restarts` times.
@@ -117,6 +120,24 @@ def placed_by_cluster(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(update={"node_rank": int(environ["PET_NODE_RANK"]), **place})
 
 
+def become_rank(name: str, run: Run) -> None:
+    """Go on as one process of the stage, which another torchrun has started: `torchrun … -m pipeline train`.
+
+    Raises UserError for what only a launcher of this project does.
+    """
+    if run.checkpoint_copy != "none":
+        reason, remedy = "torchrun itself starts the processes, and none copies checkpoints", f"start perennial {name}"
+        raise UserError(Fault("run.checkpoint_copy", run.checkpoint_copy, "pair", reason, "none", remedy))
+    os.execv(sys.executable, [sys.executable, "-m", "pipeline", "rank", name])  # noqa: S606  (no shell is wanted)
+
+
+def check_mpirun(environ: Mapping[str, str]) -> None:
+    """Raise UserError if mpirun has started several processes: each of them would start all."""
+    if (size := environ.get(MPIRUN, "1")) != "1":
+        remedy = "start it without mpirun: run.launcher names what starts the processes"
+        raise UserError(Fault(MPIRUN, size, "differs", "mpirun has started this command so many times", "1", remedy))
+
+
 def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
     """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
 
@@ -124,6 +145,7 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
     """
 
     def start(config: Params) -> None:
+        check_mpirun(os.environ)
         if name == "features" and config.train.head == "trained":
             feature_file.write_none(Path(config.paths.features))
             return
@@ -135,6 +157,8 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
         variables.set_variables(config.train, arithmetic)
         check_apex(config.train)
         check_timm(config.train)
+        if os.environ.keys() >= TORCHRUN:
+            become_rank(name, config.run)
         run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)
         frame.tell(f"{name}: starting processes: {run.processes}")
         with beside(config, run):

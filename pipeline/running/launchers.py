@@ -52,7 +52,8 @@ def start(command: Sequence[str], run: Run) -> None:
 def alone(command: Sequence[str], run: Run) -> None:
     """Run a single process. It gets the variables that torchrun and `spawn` set, and hosts its store itself."""
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # 0: a port that the system chooses
+    # Port 0: the system chooses one. No agent of torchrun has a store for this process.
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
     environ = {**os.environ, **variables, **address}
 
     def pids() -> dict[str, int]:
