@@ -17,7 +17,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from benchmarks.harness import workspace
-from pipeline.commands import demo
 from pipeline.data import corrections
 from pipeline.versioning import dvc_lock, killed_dvc
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
@@ -162,9 +161,9 @@ def test_a_cut_lock_is_put_back() -> None:
     assert Path("dvc.lock").read_bytes() == content
 
 
-def test_a_lock_has_the_order_of_dvc_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_has_the_order_of_dvc_yaml(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ran first: the stages have their own bytes, and a lock that is cut stays as it is."""
-    lock = (PROJECT / demo.LOCK).read_text()
+    lock = (finished / "dvc.lock").read_text()
     head, *blocks = re.split(r"(?m)^(?=  \w)", lock)
     assert [block.partition(":")[0].strip() for block in blocks] == [*workspace.STAGES]
     monkeypatch.chdir(tmp_path)

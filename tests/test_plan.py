@@ -120,14 +120,16 @@ def test_code_that_changed_is_named(folder: Path) -> None:
     (folder / path).write_text(source + "# changed\n")
     (folder / added).write_text("")
     forecasts = predict()
-    dependent = {stage for stage in STAGES if {Path("pipeline/data"), Path(path)} & {*dvc_lock.deps(stage)}}
+    folders = {Path("pipeline/data"), Path("pipeline/dataset")}
+    dependent = {stage for stage in STAGES if folders & {*dvc_lock.deps(stage)}}
     assert {stage for stage, each in forecasts.items() if each.state == "runs"} == dependent
     assert dependent < {*STAGES}
-    assert forecasts["split"].reasons[0].files == {path: "changed", added: "new"}
-    assert reasons(forecasts["train"]) == {("input", path, "changed")}
+    files = {name: word for reason in forecasts["split"].reasons for name, word in reason.files.items()}
+    assert files == {path: "changed", added: "new"}
+    assert reasons(forecasts["train"]) == {("input", "pipeline/dataset", "changed")}
     (folder / path).unlink()
     (folder / added).unlink()
-    assert predict()["split"].reasons[0].files == {path: "removed"}
+    assert [reason.files for reason in predict()["split"].reasons] == [{path: "removed"}]
 
 
 def test_a_command_that_changed_is_a_reason(folder: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.data import corrections
 from pipeline.sources import synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
-from tests.helpers.modules import MODULES, closure
+from tests.helpers.modules import closure
 from tests.helpers.projects import link_code
 from tests.helpers.settings import LEAVES, keys, tracked
 
@@ -76,8 +76,9 @@ RECORDER = """
     params.Section.__getattribute__ = note
     for stage in sys.argv[1:]:
         reads.clear()
-        module = "launch" if stage == "features" else stage  # for a head that is trained, no process computes features
-        if status := importlib.import_module(f"pipeline.stages.{module}").main(Namespace(command=stage)):
+        # For a head that is trained, no process computes features.
+        module = "running.launch" if stage == "features" else f"stages.{stage}"
+        if status := importlib.import_module(f"pipeline.{module}").main(Namespace(command=stage)):
             sys.exit(status)
         Path(f"{stage}.json").write_text(json.dumps(sorted(reads)))
 """
@@ -172,9 +173,8 @@ def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
 
     The report and the card show each one that they track: test_report.py and test_card.py compare them.
     """
-    paths = closure(f"pipeline.stages.{stage}") - {
-        MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "rules")
-    }
+    checks = {*(PROJECT / "pipeline/checks").glob("*.py")} | {PROJECT / "pipeline/config/params.py"}
+    paths = closure(f"pipeline.stages.{stage}") - {path.relative_to(PROJECT) for path in checks}
     nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in names}

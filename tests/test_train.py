@@ -172,7 +172,8 @@ def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Pa
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert outputs(folder) == outputs(finished_run)
-    for key, value in (("processes", 1), ("checkpoint_copy", "copies")):
+    others: dict[str, Any] = {"processes": 1, "checkpoint_copy": "copies"}
+    for key, value in others.items():
         folder = small_world(tmp_path / key, train__parallel="ddp", **{f"run__{key}": value})
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode != 0

@@ -86,6 +86,6 @@ def image_logits(
 
     Raises UserError if a logit is not finite.
     """
-    store = ImageStore(torch.from_numpy(pixels[None]), world.device)
+    store = ImageStore(torch.from_numpy(np.stack([pixels])), world.device)
     sizes, row = np.array([size], np.int32), np.zeros(1, np.int64)
     return predict_logits(exported, store, sizes, row, batch_size=1, world=world)

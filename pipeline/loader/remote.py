@@ -23,17 +23,19 @@ def locate(folder: str) -> Place:
     Raises UserError if there is no such remote, it does not answer, or it does not have the output.
     """
     from dvc.config import NoRemoteError
+    from dvc.dvcfile import Lockfile
     from dvc.repo import Repo  # takes a second
 
     remedy = f"dvc remote list shows what there is; on the machine that has it: dvc push {folder}"
     try:
         with Repo() as repo:
-            (out,) = repo.find_outs_by_path(folder)
-            if not out.hash_info:
+            stages = Lockfile(repo, "dvc.lock").load()["stages"].values()
+            outs = {out["path"]: out["md5"] for stage in stages for out in stage["outs"]}
+            if folder not in outs:
                 raise missing(folder, "git pull, or perennial repro prepare and dvc push", "not in dvc.lock")
             store = repo.cloud.get_remote_odb(command="stream")
             files, shown = store.fs.fs, without_secrets(store.fs.unstrip_protocol(store.path))
-            listing = store.oid_to_path(out.hash_info.value)
+            listing = store.oid_to_path(outs[folder])
             entries = json.loads(files.cat_file(listing))
             return Place(
                 files, {entry["relpath"]: store.oid_to_path(entry["md5"]) for entry in entries}, listing, shown
