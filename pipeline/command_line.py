@@ -86,34 +86,42 @@ def compare(parser: Parser) -> None:
 
 
 def verify(parser: Parser) -> None:
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--stage", metavar="NAME", help="run this stage only")
-    mode.add_argument(
-        "--elsewhere", action="store_true", help="train the committed params with several seeds on this machine, and "
-        "compare the test accuracies with the recorded ones (exit status 3: significantly lower)",
+    parser.add_argument("--stage", metavar="NAME", help="run this stage only")
+    as_statement(parser)
+    where(parser)
+    others = parser.add_subparsers(dest="what", title="instead of all stages")
+    audit = others.add_parser("audit", help="repeat a part of the training, from states in states/ (run.keep_states)")
+    audit.add_argument("share", metavar="SHARE", type=share, help="of the training, drawn at random: 0.1 is a tenth")
+    audit.add_argument("--seed", metavar="N", type=int, help="draws the segments (default: a new one)")
+    audit.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="a part of what is drawn")
+    audit.add_argument("--processes", metavar="N", type=positive, help="of the training, with train.parallel: elastic")
+    as_statement(audit)
+    elsewhere = others.add_parser(
+        "elsewhere", help="train several seeds on this machine, and compare their accuracies with the recorded ones "
+        "(exit status 3: significantly lower)",
     )  # fmt: skip
-    mode.add_argument(
-        "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
-    )
-    mode.add_argument(
-        "--audit", metavar="SHARE", type=share, help="repeat this share of the training, drawn at random, from the "
-        "states in states/ (run.keep_states)",
-    )  # fmt: skip
+    elsewhere.add_argument("--seeds", metavar="N", type=int, help="as many seeds (default: as recorded)")
+    at_a_time(elsewhere, "trainings")
+    record = others.add_parser("record-seeds", help="train several seeds, and record their accuracies for elsewhere")
+    record.add_argument("count", metavar="N", type=int, help="as many seeds")
+    at_a_time(record, "trainings")
+
+
+def as_statement(parser: Parser) -> None:
+    """Whether stdout has a statement of what was repeated."""
     parser.add_argument(
         "--json", action="store_true", help="for programs: if all is equal, an in-toto statement, which cosign can sign"
     )
-    parser.add_argument("--seed", metavar="N", type=int, help="with --audit: draws the segments (default: a new one)")
-    parser.add_argument(
-        "--part", metavar="K/N", type=part, default=(1, 1), help="with --audit: a part of what is drawn"
-    )
-    parser.add_argument("--processes", metavar="N", type=positive, help="with --audit and elastic: of the training")
-    parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
-    at_a_time(parser, "with seeds: trainings")
 
 
 def at_a_time(parser: Parser, what: str) -> None:
     """Where the runs of a command run, and how many at the same time."""
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=f"{what} at the same time (default: 1)")
+    where(parser)
+
+
+def where(parser: Parser) -> None:
+    """Where the runs of a command run."""
     parser.add_argument(
         "--on", default="", metavar="WHERE", help="'slurm', with options of sbatch: each run is a job of Slurm, on a "
         "file system that all nodes have (default: processes of this machine)",
@@ -246,18 +254,8 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     if name == "repro" and HELP.isdisjoint(words):  # its arguments are those of dvc repro
         return argparse.Namespace(command=name, arguments=[*words])
     arguments = parser.parse_args(words)
-    if name == "verify":
-        with_seeds = arguments.elsewhere or arguments.record_seeds is not None
-        if arguments.seeds is not None and not arguments.elsewhere:
-            parser.error("--seeds: only with --elsewhere")
-        if arguments.json and with_seeds:
-            parser.error("--json: not with --elsewhere or --record-seeds")
-        if arguments.audit is None and (arguments.seed, arguments.part, arguments.processes) != (None, (1, 1), None):
-            parser.error("--seed, --part, --processes: only with --audit")
-        if arguments.jobs != 1 and not with_seeds:
-            parser.error("--jobs: only with --elsewhere or --record-seeds")
-        if arguments.on and arguments.audit is not None:
-            parser.error("--on: not with --audit (--part divides it among machines)")
+    if name == "verify" and arguments.what not in (None, *words[:1]):
+        parser.error(f"options of {arguments.what} come after this word")
     return arguments
 
 

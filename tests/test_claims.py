@@ -190,7 +190,7 @@ def project(claimed: Path, tmp_path: Path) -> Path:
 @WHOLE
 def test_an_audit_of_a_true_claim(project: Path) -> None:
     """Two of three segments have the same states; a statement says so. One checker repeats half of them."""
-    done = verify(project, "--audit", "0.5", "--seed", "3", "--json")
+    done = verify(project, "audit", "0.5", "--seed", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(": the same states") == 2
     assert "33%" in done.stderr
@@ -198,11 +198,11 @@ def test_an_audit_of_a_true_claim(project: Path) -> None:
     assert stage.returncode == 0, stage.stderr
     tests = [json.loads(each.stdout)["predicate"]["passedTests"] for each in (done, stage)]
     assert tests == [["audit 0.5 of train, seed 3, part 1/1"], ["card"]]
-    part = verify(project, "--audit", "0.5", "--seed", "3", "--part", "2/2")
+    part = verify(project, "audit", "0.5", "--seed", "3", "--part", "2/2")
     assert part.returncode == 0
     assert part.stdout.count(": the same states") == 1
     for option, value in (("--processes", "2"), ("--part", "3/3")):  # without elastic; two are drawn
-        refused = verify(project, "--audit", "0.5", option, value)
+        refused = verify(project, "audit", "0.5", option, value)
         assert refused.returncode == 1
         assert refused.stderr.startswith(f"verify: {option}: ")
 
@@ -313,7 +313,7 @@ def swapped_image(project: Path) -> None:
 def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:
     """Nothing of it stays unnoticed if every segment is repeated."""
     forge(project)
-    done = verify(project, "--audit", "1", "--seed", "3")
+    done = verify(project, "audit", "1", "--seed", "3")
     assert done.returncode == DIFFERENT
     assert "verify: differs: " in done.stdout, done.stderr
 

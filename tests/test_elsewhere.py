@@ -1,4 +1,4 @@
-"""`verify --elsewhere` says: the same bytes, no significant difference of the accuracies, or a lower one."""
+"""`verify elsewhere` says: the same bytes, no significant difference of the accuracies, or a lower one."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tinted_photos(folder / "data/inbox")
     call(folder, "dvc", "repro")
     commit(folder)
-    done = verify(folder, "--record-seeds", "2")
+    done = verify(folder, "record-seeds", "2")
     assert done.returncode == 0, done.stderr
     commit(folder)
     return folder
@@ -77,7 +77,7 @@ def project(original: Path, tmp_path: Path) -> Path:
 def test_the_first_result_is_the_same_bytes(project: Path) -> None:
     """A machine that gives the recorded bytes is found by its first seed. The cache stays as it is."""
     before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}
-    done = verify(project, "--elsewhere")
+    done = verify(project, "elsewhere")
     assert done.returncode == 0, done.stderr
     assert "seeds: 0;" in done.stdout
     assert "seed 1: " not in done.stdout
@@ -109,7 +109,7 @@ def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
     t-test does not tell from the recorded ones; code that learns nothing gives lower ones.
     """
     commit_changed_code(project, RATE[1], f"reference else lr * {factor}\n")
-    done = verify(project, "--elsewhere", *options)
+    done = verify(project, "elsewhere", *options)
     assert done.returncode == status, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"verify: {result}")
@@ -123,7 +123,7 @@ def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
 def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(project: Path) -> None:
     """Killed after a seed, while two train, it goes on with the others. The file has the same bytes as before."""
     before = (project / "metrics/seeds.json").read_bytes()
-    command = [sys.executable, "-m", "pipeline", "verify", "--record-seeds", "4", "--jobs", "2"]
+    command = [sys.executable, "-m", "pipeline", "verify", "record-seeds", "4", "--jobs", "2"]
     words, environ = starts.in_programs(command, verify_environment(project))
     with subprocess.Popen(words, cwd=project, env=environ) as process:
         results = f"{elsewhere.FOLDER}/*/1/{elsewhere.RESULT}"
@@ -132,7 +132,7 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(projec
     assert process.returncode == -signal.SIGKILL
     (result,) = project.glob(results)
     mtime = result.stat().st_mtime_ns
-    done = verify(project, "--record-seeds", "2")
+    done = verify(project, "record-seeds", "2")
     assert done.returncode == 0, done.stderr
     assert "verify: training" not in done.stdout
     assert result.stat().st_mtime_ns == mtime
@@ -149,20 +149,20 @@ def test_what_cannot_be_compared_is_refused(project: Path) -> None:
         assert done.returncode == 1
         return done.stderr.removeprefix("verify: ")
 
-    assert refusal("--elsewhere", "--seeds", "1").startswith("--seeds: 1; ")
-    assert refusal("--record-seeds", "1").startswith("--record-seeds: 1; ")
+    assert refusal("elsewhere", "--seeds", "1").startswith("--seeds: 1; ")
+    assert refusal("record-seeds", "1").startswith("record-seeds: 1; ")
     figures = project / "metrics/seeds.json"
     figures.write_text(figures.read_text().replace("0.", "0.0", 1))
-    assert "metrics/seeds.json: " in refusal("--elsewhere")
+    assert "metrics/seeds.json: " in refusal("elsewhere")
     call(project, "git", "rm", "--quiet", "--force", "metrics/seeds.json")
     commit(project)
-    assert refusal("--elsewhere").startswith("metrics/seeds.json: ")
+    assert refusal("elsewhere").startswith("metrics/seeds.json: ")
     files.remove(project / "data/packed")
-    packed = refusal("--record-seeds", "2")
+    packed = refusal("record-seeds", "2")
     assert packed.startswith("data/packed: ")
     assert "models" not in packed
     commit_changed_code(project, RATE[1], "reference else exit(4)\n")
-    assert refusal("--record-seeds", "2").startswith("seed 1: ")
+    assert refusal("record-seeds", "2").startswith("seed 1: ")
 
 
 # ---- the file

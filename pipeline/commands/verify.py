@@ -2,12 +2,9 @@
 
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
-    perennial verify --audit 0.1        a tenth of the training, drawn with a seed, from states that were kept
-    perennial verify --json             any of them; if all is equal, stdout has a statement of it, for cosign to sign
-    perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
-    perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
-                                                 (both: --jobs N trains N seeds at the same time)
-    perennial verify --on slurm         what is repeated, also the seeds, are jobs of Slurm (not with --audit)
+    perennial verify audit 0.1          a tenth of the training, drawn with a seed, from states that were kept
+    perennial verify elsewhere          for a machine on which the bytes cannot be equal: compares accuracies
+    perennial verify record-seeds 5     writes the accuracies that `elsewhere` compares with
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -21,7 +18,7 @@ be.
 
 Each state of the repeated training is compared with metrics/history.csv. At the first epoch with another state it ends.
 
---audit needs the states in states/ (run.keep_states; `dvc add states` hands them on). --seed, by default a new one,
+`audit` needs the states in states/ (run.keep_states; `dvc add states` hands them on). --seed, by default a new one,
 draws the epochs; --part 2/3 repeats the second third of them, for several checkers with one seed. --processes: with
 train.parallel elastic, another number of them.
 
@@ -38,10 +35,10 @@ nothing if something differs.
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
 
---elsewhere trains the committed params with several seeds in such copies, beginning with the committed one. If that
+`elsewhere` trains the committed params with several seeds in such copies, beginning with the committed one. If that
 seed gives the bytes of dvc.lock, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
-metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
-if the accuracies are significantly lower; 75 if it was stopped. Both options keep finished seeds in
+metrics/seeds.json, which `record-seeds` wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
+if the accuracies are significantly lower; 75 if it was stopped. Both keep finished seeds in
 .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
@@ -213,13 +210,12 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
 
 
 def repeat_as_asked(arguments: Namespace) -> int:
-    """Repeat what the arguments name. Returns the exit status."""
-    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+    """Repeat all stages, one, or the segments of the training that a seed draws. Returns the exit status."""
     if not arguments.json:
-        return repeat_part(arguments, seed)
+        return repeat_part(arguments)
     with stdout_to_stderr():
-        stated = state(arguments, seed)  # before any stage runs
-        status = repeat_part(arguments, seed)
+        stated = state(arguments)  # before any stage runs
+        status = repeat_part(arguments)
     if status == 0:
         print(json.dumps(stated, indent=2, sort_keys=True))
     return status
@@ -238,30 +234,36 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def repeat_part(arguments: Namespace, seed: int) -> int:
-    """Repeat all stages, one, or the segments of the training that the seed draws. Returns the exit status."""
-    if arguments.audit is None:
+def repeat_part(arguments: Namespace) -> int:
+    """The same, with everything that is said on stdout."""
+    if arguments.what is None:
         return verify(arguments.stage, arguments.on)
-    return segments.audit(*folder.checked(), arguments.audit, seed, arguments.part, arguments.processes)
+    return segments.audit(
+        *folder.checked(), arguments.share, arguments.seed, part=arguments.part, processes=arguments.processes
+    )
 
 
-def state(arguments: Namespace, seed: int) -> dict[str, Any]:
+def state(arguments: Namespace) -> dict[str, Any]:
     """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
     if not has_own_lock():
         raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     config = params.load()
     tests = stages(config, dvc_lock.read(), arguments.stage)
-    if arguments.audit is not None:
-        tests = [f"audit {arguments.audit} of train, seed {seed}, part {'/'.join(map(str, arguments.part))}"]
+    if arguments.what == "audit":
+        part = "/".join(map(str, arguments.part))
+        tests = [f"audit {arguments.share} of train, seed {arguments.seed}, part {part}"]
     return statement.make(config, programs.last_commit(), tests)
 
 
 def main(arguments: Namespace) -> int:
-    count, jobs, on = arguments.record_seeds, arguments.jobs, arguments.on
-    if not arguments.elsewhere and count is None:
+    if arguments.what in (None, "audit"):
+        if arguments.what == "audit" and arguments.seed is None:
+            arguments.seed = secrets.randbelow(2**32)
         runner.stop_on_signals("", KeyboardInterrupt)
         return exit_status("verify", lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
-    return elsewhere.compare(arguments.seeds, jobs, on) if count is None else elsewhere.record(count, jobs, on)
+    if arguments.what == "elsewhere":
+        return elsewhere.compare(arguments.seeds, arguments.jobs, arguments.on)
+    return elsewhere.record(arguments.count, arguments.jobs, arguments.on)

@@ -164,7 +164,7 @@ def record(count: int, jobs: int, on: str) -> int:
 
     `jobs`: so many at the same time; `on`: a value of --on.
     """
-    check_count("--record-seeds", count)
+    check_count("record-seeds", count)
     reference = read_reference(on)
     config, slots = reference.config, runner.slots(reference.config, jobs, on)
     errors.raise_if_any(folder.commit_differences(reference.stage_hashes, eval_file(config)))

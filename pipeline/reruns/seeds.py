@@ -24,7 +24,7 @@ VARIED = ("train.seed",)  # what the trainings differ in
 FEWEST = 2  # seeds on each side: one has no variance
 LEVEL = 0.05  # the significance level, as in MLPerf
 POWER = 0.8  # the probability that the test finds the drop that it names
-RECORD = "perennial verify --record-seeds 5, on the machine of dvc.lock; then commit the file"
+RECORD = "perennial verify record-seeds 5, on the machine of dvc.lock; then commit the file"
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline", "verify", *arguments]
     done = starts.run_with_children(command, project, verify_environment(project))
     assert not list((project.parent / "temporary").glob("perennial-*"))
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
