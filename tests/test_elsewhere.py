@@ -93,7 +93,7 @@ def commit_changed_code(project: Path, old: str, new: str) -> None:
     """Commit other code, with a dvc.lock that says that it gave the recorded outputs."""
     call(project, "dvc", "checkout")
     edited(RATE[0], old, new)(project)
-    call(project, "dvc", "commit", "--force", "train", "evaluate")
+    call(project, "dvc", "commit", "--force", "features", "train", "evaluate", "export", "report")
     commit(project)
 
 
