@@ -186,7 +186,7 @@ READERS: dict[str, Callable[[], object]] = {
     "models": lambda: exported.load(Path("models")),
     "data": read_data,
     "runs": lambda: Run(Path("runs/1"), "").is_recorded(),
-    "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors"), network.head(NET)),
+    "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors")),
 }
 CASES = [
     (path, damage)

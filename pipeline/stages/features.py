@@ -46,7 +46,7 @@ def run(config: Params) -> None:
         data = packed.open_for(config, world.local_rank == 0)
         weights = Path(config.paths.weights) / weights_file(settings.model)
         net = network.build(settings.model, len(data.classes), seed=0)
-        pretrained.load_into(net, weights, network.head(net))
+        pretrained.load_into(net, weights)
         facts["let features see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, settings.threads, settings.arithmetic
         )
