@@ -28,7 +28,7 @@ from pipeline.training.chain import Digest
 from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
-from pipeline.training.readout import Readout
+from pipeline.training.readout import Reading, Readout
 from pipeline.training.resume import keep_state, resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, make_model, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -57,9 +57,20 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
     def ended_early() -> bool:
         return schedule.should_stop(progress.history, settings.patience) or job.claim.is_over(len(progress.history))
 
+    def show(readings: list[Reading]) -> None:
+        for reading in readings:
+            check_losses_finite(reading.broken_step, settings)
+            display.reading(reading, learning_rates[reading.step - 1])
+
+    def save() -> None:
+        digest.join()
+        show(readout.rest())  # an attempt that goes on from here does not write the values up to here again
+        display.flush()
+        save_checkpoint(job, learner, totals, progress)
+
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as display,
+        monitor.open_monitor(job, progress, len(learning_rates), totals) as display,
         stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
@@ -68,14 +79,11 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0
-            if batch.step == first_step:
-                display.images(batch)
+            display.images(batch)
             display.step()
             is_late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
             readings = readout.read(progress.step, totals, is_late, epoch > 0) if due else []
-            for reading in readings:
-                check_losses_finite(reading.broken_step, settings)
-                display.reading(reading, learning_rates[reading.step - 1])
+            show(readings)
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 digest.begin(learner, progress, world.device)
@@ -85,12 +93,10 @@ def train(job: Job) -> tuple[Weights, Progress, int]:
                 digest.join()
                 keep_state(job, learner, totals, progress)
             if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
-                digest.join()
-                save_checkpoint(job, learner, totals, progress)
+                save()
                 save_time, save_step = time.monotonic(), progress.step
         if progress.step < len(learning_rates) and not ended_early():
-            digest.join()
-            save_checkpoint(job, learner, totals, progress)
+            save()
             reason = stop.reason
             stop.finish()
             distributed.barrier()  # the store ends with rank 0, so every process reads the reason first
