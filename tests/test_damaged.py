@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
-from pipeline.data import packed, split_table
+from pipeline.config import params
+from pipeline.data import corrections, packed, split_table
 from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
@@ -305,3 +306,25 @@ def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch:
     dvc_lock.LOCK.write_text("schema")
     dvc_lock.restore()
     assert not dvc_lock.LOCK.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("params.yaml", params.load), ("dvc.lock", dvc_lock.read), ("dvc.yaml", dvc_lock.commands),
+        ("data/corrections.csv", corrections.read),
+    ],
+)  # fmt: skip
+def test_a_merge_that_is_not_finished_is_named(
+    name: str, read: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its line: to restore the file would lose what one side has written."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    begin = "path,label,reason\n" if name.endswith("csv") else "# a comment\n"
+    Path(name).write_text(f"{begin}<<<<<<< HEAD\na/1.png: 1\n=======\na/1.png: 2\n>>>>>>> other\n")
+    with refuses((name, "damaged")) as error:
+        read()
+    (fault,) = error.value.faults
+    assert "line 2" in fault.reason
+    assert "checkout" not in fault.remedy

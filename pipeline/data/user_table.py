@@ -49,6 +49,8 @@ def parse(table: str, content: bytes, needed: Sequence[str], optional: Sequence[
         first = f"its first line is {', '.join(header)!r:.100}"
         names = f"{', '.join(needed)}, optionally {' and '.join(optional)}"
         raise UserError(Fault(table, first, "damaged", reason, f"{names}, with commas between", other_table))
+    if any(errors.MERGE.match(cells[0].encode()) for _, cells in lines):
+        raise damaged(table, "Git could not merge it", "keep one side")
     errors.raise_if_any(
         Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
         for number, cells in lines[1:]
