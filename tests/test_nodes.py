@@ -316,3 +316,11 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
     assert re.search(r"train: srun \(pid \d+\)", words)
     assert "launch: restart" not in words
     assert not list(folder.glob("runs/launch-*"))
+
+
+def test_an_interface_that_is_not_here_is_refused() -> None:
+    """gloo would end with the frames of its own code."""
+    rendezvous.check_interface({})
+    rendezvous.check_interface({rendezvous.INTERFACE: "lo"})
+    with refuses((rendezvous.INTERFACE, "machine")):
+        rendezvous.check_interface({rendezvous.INTERFACE: "lo,nosuch0"})

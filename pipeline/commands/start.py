@@ -216,4 +216,6 @@ def start(preset: str, photos: str) -> int:
 def main(arguments: Namespace) -> int:
     if arguments.preset and arguments.preset not in NAMES:
         raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES)))
-    return start(arguments.preset, arguments.photos)
+    if arguments.photos == "":  # a variable of a shell that is not set
+        raise UserError(Fault("--photos", "''", "value", allowed="a folder with images, torchvision/<name>"))
+    return start(arguments.preset, arguments.photos or "")

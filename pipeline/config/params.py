@@ -67,12 +67,15 @@ ANY_FOLDER = rf"{RELATIVE_PATH}|^/.+$"
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
 WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
+STORAGES = "s3|gs|gcs|az|abfs|abfss|adl|oss|hdfs|webhdfs|sftp|ssh|ftp|smb|webdav|webdavs"  # of fsspec, that keep files
+COPIES = rf"{ANY_FOLDER}|^({STORAGES})://\S+$"
 HOST_PORT = r"^\S{1,255}:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[0-5]?[0-9]{1,4})$"
 PATTERNS = {  # the regular expressions, in words
     ANY_FOLDER: (
         "a path inside the project, of letters, digits, '.', '_', '-' and '/', or the path of any folder from / on, "
         "such as /home/me/photos"
     ),
+    COPIES: f"none, a folder as for paths.inbox, or s3://bucket/runs (also {STORAGES.replace('|', ', ')})",
     URL: "an https:// or file:// address",
     WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
     HOST_PORT: "host:port, with a port from 0 to 65535",
@@ -237,7 +240,7 @@ class Run(Section):
     log_steps: Count = 20
     checkpoint_seconds: Seconds = 300
     epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 60
-    checkpoint_copy: Annotated[str, Field(min_length=1, max_length=LONGEST_URL)] = "none"
+    checkpoint_copy: Annotated[str, Field(pattern=COPIES, max_length=LONGEST_URL)] = "none"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     min_processes: Natural = 0
     timeout_seconds: Seconds = 600

@@ -16,6 +16,7 @@ from pipeline.config.params import HOST_PORT, PATTERNS
 from pipeline.engine.world import START, World, has_launcher
 
 Store = dist.Store
+INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable in which gloo reads the network interface
 
 
 def address(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -65,6 +66,13 @@ def interface_to(host: str) -> str:
             )
             return next(owners, "")
     return ""
+
+
+def check_interface(environ: Mapping[str, str]) -> None:
+    """Raise UserError if this machine has not the interfaces that a user has named for gloo."""
+    here = [name for _, name in socket.if_nameindex()]
+    if any(name not in here for name in filter(None, environ.get(INTERFACE, "").split(","))):
+        raise UserError(Fault(INTERFACE, environ[INTERFACE], "machine", "no such network interface", ", ".join(here)))
 
 
 def connect_store(world: World, timeout_seconds: int) -> Store:

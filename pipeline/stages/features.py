@@ -65,9 +65,7 @@ def run(config: Params) -> None:
         missing = [number for number in range(len(parts)) if not (folder / f"{number}.npy").is_file()]
         distributed.barrier()  # every process has looked before the first new part is there
         if world.is_main:
-            for other in PARTS.glob("*"):
-                if other != folder:
-                    files.remove(other)
+            files.remove_others(folder, "[0-9a-f]{64}")
             folder.mkdir(parents=True, exist_ok=True)
         total = sum(math.ceil(len(parts[number]) / (size * world.size)) for number in missing)
         with inference.progress(backbone, "features", total, world):
