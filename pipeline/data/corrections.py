@@ -60,7 +60,7 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
         if path in images and value:
             faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
         lines[path] = cells
-    errors.raise_if_any(faults)
+    errors.raise_if_any(sorted(faults, key=user_table.line))
     if not lines:
         return CorrectedLayout(layout, {}, {})
     exclusion_reasons = {

@@ -32,7 +32,7 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
         if path in file_names and (value := _line_fault(cells, path, path in rows)):
             faults.append(Fault(f"{path_of_table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
-    errors.raise_if_any(faults)
+    errors.raise_if_any(sorted(faults, key=user_table.line))
     image_files = [
         ImageFile(top + path, cells["label"], split_of(cells.get("split", "")), cells.get("group", ""))
         for path, cells in sorted(rows.items())

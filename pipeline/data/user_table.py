@@ -116,6 +116,11 @@ def match_paths(table: str, lines: Sequence[Line], files: Collection[str]) -> Ma
     return Matches(paths, notes, faults)
 
 
+def line(fault: Fault) -> int:
+    """The line of a fault."""
+    return int(fault.key.rpartition(":")[2])
+
+
 def _folded(path: str) -> str:
     """The path with one encoding of accents, and without capitals."""
     return normalize("NFC", normalize("NFC", path).casefold())
