@@ -128,6 +128,24 @@ def test_an_address_where_nothing_can_be_written_is_refused(tmp_path: Path, addr
     assert not (folder / "runs").exists()
 
 
+def test_a_finished_training_does_not_wait_for_a_place_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoint is removed, so nothing is missing at the place."""
+    monkeypatch.setattr(checkpoint_copy, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoint_copy, "FINISH_SECONDS", 0.3)
+    run = Run(tmp_path / "run", "0" * 64)
+    place = checkpoint_copy.Place(str(tmp_path), run)
+    shutil.rmtree(tmp_path / run.fingerprint)
+    (tmp_path / run.fingerprint).touch()
+    files.write_text(run.checkpoint, "-" * 40)
+    place.finish()
+    assert f"the newest checkpoint is not at {tmp_path}" in capfd.readouterr().err
+    run.checkpoint.unlink()
+    place.finish()
+    assert capfd.readouterr().err == ""
+
+
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     """A file that a link in the folder of the copies names is the user's."""
     run, own = Run(tmp_path / "run", "0" * 64), tmp_path / "own.txt"

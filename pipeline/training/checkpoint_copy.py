@@ -169,7 +169,8 @@ class Place:
 
     def _try(self) -> None:
         """Copy the checkpoint, if it is a new one. The first failure in a row is printed."""
-        if not self._run.checkpoint.exists():  # there is none yet
+        if not self._run.checkpoint.exists():  # there is none yet, or none any more
+            self._reason = ""
             return
         try:
             # The training replaces the file by another one. This one stays the same while it is open.
