@@ -30,7 +30,7 @@ BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.y
 def start(parser: Parser) -> None:
     parser.add_argument("preset", nargs="?", type=str.lower, default="", help="without: all are shown")
     places = "a folder with images, read where it is, or torchvision/<name>"
-    parser.add_argument("--photos", default="", metavar="FOLDER", help=places)
+    parser.add_argument("--photos", metavar="FOLDER", help=places)
 
 
 def demo(parser: Parser) -> None:

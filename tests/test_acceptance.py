@@ -228,6 +228,18 @@ def test_the_gain_of_a_doubling_has_an_interval(better: int, can_be_said: bool) 
     gain = learning_curve.gain(labels, half, whole)
     assert gain.points == pytest.approx(better)
     assert (gain.low > 0) is can_be_said
+    assert "from 69 to 163 " in gain.sentence(69, 163)
+
+
+@pytest.mark.parametrize(("images", "better", "is_clear"), [(4, 1, False), (40, 6, False), (40, 12, True)])
+def test_a_class_is_named_only_for_a_rise_beyond_chance(images: int, better: int, is_clear: bool) -> None:
+    """One of four photos is none; and of ten classes one rises by six of forty although nothing has changed."""
+    labels = {f"{name}{number}": name for name in "abcdefghij" for number in range(images)}
+    whole = labels | {f"a{number}": "b" for number in range(20)}
+    half = whole | {f"c{number}": "b" for number in range(better)}
+    first, *others = learning_curve.class_gains(labels, half, whole)
+    assert (first.name, first.is_clear) == ("c", is_clear)
+    assert not any(row.is_clear for row in others)
 
 
 SMALL: dict[str, Any] = {

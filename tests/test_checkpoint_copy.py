@@ -21,6 +21,7 @@ from pipeline.config import params
 from pipeline.running import checkpoint_copy
 from pipeline.running.runs import Run
 from tests.helpers import buckets
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
 KEY = "run.checkpoint_copy"
@@ -116,15 +117,43 @@ def test_a_forced_start_copies_no_checkpoint_of_the_run_before(tmp_path: Path, m
     assert names(copies) == ["checkpoint.pt"]
 
 
-@pytest.mark.parametrize("address", ["nowhere://runs", "a file", "{here}/params.yaml/runs"])
+@pytest.mark.parametrize("address", ["a-file", "{here}/params.yaml/runs"])
 def test_an_address_where_nothing_can_be_written_is_refused(tmp_path: Path, address: str) -> None:
     """Before any process starts, by the name of the setting."""
     folder = world(tmp_path, address.format(here=tmp_path))
-    (tmp_path / "a file").touch()
+    (tmp_path / "a-file").touch()
     done = launch(folder, check=False)
     assert done.returncode == 1
     assert f"{KEY}: {address.format(here=tmp_path)}" in done.stderr
     assert not (folder / "runs").exists()
+
+
+def test_a_finished_training_does_not_wait_for_a_place_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoint is removed, so nothing is missing at the place."""
+    monkeypatch.setattr(checkpoint_copy, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoint_copy, "FINISH_SECONDS", 0.3)
+    run = Run(tmp_path / "run", "0" * 64)
+    place = checkpoint_copy.Place(str(tmp_path), run)
+    shutil.rmtree(tmp_path / run.fingerprint)
+    (tmp_path / run.fingerprint).touch()
+    files.write_text(run.checkpoint, "-" * 40)
+    place.finish()
+    assert f"the newest checkpoint is not at {tmp_path}" in capfd.readouterr().err
+    run.checkpoint.unlink()
+    place.finish()
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A file that a link in the folder of the copies names is the user's."""
+    run, own = Run(tmp_path / "run", "0" * 64), tmp_path / "own.txt"
+    own.touch()
+    (tmp_path / run.fingerprint).mkdir()
+    (tmp_path / run.fingerprint / "partial").symlink_to(own)
+    with refuses((KEY, "machine")):
+        checkpoint_copy.Place(str(tmp_path), run)
 
 
 class Cut:

@@ -73,6 +73,15 @@ def test_workflows_name_actions_by_commit_and_begin_with_no_permission() -> None
         assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in uses), path
 
 
+def test_a_copy_of_the_repository_runs_no_workflow() -> None:
+    """A fork, or a copy under another name, would spend hours of its owner; a job that only says so may run there."""
+    for path in sorted((PROJECT / ".github/workflows").glob("*.yml")):
+        jobs = YAML(typ="safe", pure=True).load(path)["jobs"]
+        jobs.pop("elsewhere", None)
+        own = [name for name, job in jobs.items() if "fork" in job.get("if", "")]
+        assert all(name in own or {*job.get("needs", "").split()} & {*own} for name, job in jobs.items()), path
+
+
 def test_no_code_of_a_fork_reaches_the_gpu() -> None:
     """The GPU job is in a protected environment, of this repository alone, and closed for pull requests from forks."""
     jobs = YAML(typ="safe", pure=True).load(PROJECT / ".github/workflows/gpu.yml")["jobs"]

@@ -60,7 +60,7 @@ def labels(result: split.Result) -> dict[str, str]:
 
 def test_a_table_is_read(tmp_path: Path) -> None:
     """In every form that test_labels.py has."""
-    content = '\ufeffpath;label;reason\r\ncat/1.png;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n'
+    content = '\ufeffpath;label;reason\r\nCAT/1;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n'
     corrected = corrections.apply(read(content, tmp_path), LAYOUT)
     assert [file.label for file in corrected.layout.image_files] == ["dog", "cat", "dog", "dog"]
     assert corrected.reasons == {"cat/2, b.png": "excluded by hand"}

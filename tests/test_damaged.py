@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import corrections
 from pipeline.dataset import packed, split_table
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
@@ -187,7 +189,7 @@ READERS: dict[str, Callable[[], object]] = {
     "models": lambda: exported.load(Path("models")),
     "data": read_data,
     "runs": lambda: Run(Path("runs/1"), "").is_recorded(),
-    "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors"), network.head(NET)),
+    "weights": lambda: pretrained.load_into(NET, Path("weights/shufflenet_v2_x0_5.safetensors")),
 }
 CASES = [
     (path, damage)
@@ -306,3 +308,25 @@ def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch:
     dvc_lock.LOCK.write_text("schema")
     dvc_lock.restore()
     assert not dvc_lock.LOCK.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("params.yaml", params.load), ("dvc.lock", dvc_lock.read), ("dvc.yaml", dvc_lock.commands),
+        ("data/corrections.csv", corrections.read),
+    ],
+)  # fmt: skip
+def test_a_merge_that_is_not_finished_is_named(
+    name: str, read: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its line: to restore the file would lose what one side has written."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    begin = "path,label,reason\n" if name.endswith("csv") else "# a comment\n"
+    Path(name).write_text(f"{begin}<<<<<<< HEAD\na/1.png: 1\n=======\na/1.png: 2\n>>>>>>> other\n")
+    with refuses((name, "damaged")) as error:
+        read()
+    (fault,) = error.value.faults
+    assert "line 2" in fault.reason
+    assert "checkout" not in fault.remedy

@@ -31,6 +31,18 @@ def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, ra
     assert [finding.fault for finding in findings if finding.fault] == []
 
 
+def test_photos_that_are_not_here_are_named_with_what_brings_them(raw: dict[str, Any], tmp_path: Path) -> None:
+    """A clone has no folder, or only what `dvc add` has written into it. Other sources need no photos."""
+    inbox, faults = tmp_path / "inbox", []
+    own = config(raw, data__source="inbox", paths__inbox=str(inbox))
+    for step in (inbox.mkdir, (inbox / "cat.dvc").touch, (inbox / "cat").mkdir):
+        faults.append(doctor.photos(own).fault)
+        step()
+    assert ["--photos" in fault for fault in faults] == [True, True, False]
+    assert "dvc checkout" in faults[2]
+    assert doctor.photos(own).fault == doctor.photos(config(raw)).fault == ""
+
+
 def test_bytecode_that_is_not_kept_is_named(tmp_path: Path) -> None:
     """Each start would compile torch. It stops no run, so it is no fault."""
     module = tmp_path / "some/module.py"

@@ -41,14 +41,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that the stage `weights` makes of the package."""
     path = tmp_path_factory.mktemp("weights") / "lite0.safetensors"
     source, names = pretrained.packaged_weights(LITE0)
-    pretrained.convert(source, path, names)
+    pretrained.convert(source, path, LITE0, names)
     return path
 
 
 def test_the_weights_of_the_package_know_daisies(weights: Path, photos: Path) -> None:
     """All tensors fit timm's model, the head of 1,000 classes too; most photos of daisies are ImageNet's *daisy*."""
     net = network.build(LITE0, 1000, seed=1)
-    pretrained.load_into(net, weights, network.head(net))
+    pretrained.load_into(net, weights)
     model = with_normalization(net.eval(), network.normalization(LITE0))
     daisies = sorted((photos / "daisy").glob("*.jpg"))
     squares = [Image.open(path).convert("RGB").resize((224, 224), Image.Resampling.BICUBIC) for path in daisies]

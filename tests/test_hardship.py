@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.models import pretrained
@@ -125,10 +126,10 @@ def test_a_full_disk_is_named_and_costs_nothing(finished: Path, disk: Path, stag
 @needs_root
 def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Path) -> None:
     """Converted weights without space are an error with the file's name, and no incomplete file stays."""
-    torch.save({"weight": torch.zeros(100_000)}, tmp_path / "mine.pth")
+    torch.save(torchvision.models.shufflenet_v2_x0_5().state_dict(), tmp_path / "mine.pth")
     fill(disk, 4096)
     with pytest.raises(OSError, match="No space left on device") as full:
-        pretrained.convert(tmp_path / "mine.pth", disk / "weights.safetensors")
+        pretrained.convert(tmp_path / "mine.pth", disk / "weights.safetensors", "shufflenet_v2_x0_5")
     assert full.value.filename == str(disk / "weights.safetensors")
     assert [path.name for path in disk.iterdir()] == ["filler"]
 

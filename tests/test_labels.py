@@ -35,6 +35,22 @@ def test_a_table_is_read_in_every_usual_form(content: str) -> None:
     assert (layout.classes, layout.kind, layout.notes, layout.class_depth) == (["x", "y"], "labels.csv", (), None)
 
 
+def test_a_path_that_can_mean_one_image_only_is_read_as_it() -> None:
+    """Each way in which tables differ from their files is counted in a note of its own."""
+    names = ["s/cafe\u0301.png", "s/B.PNG", "s/c.jpg", "s/1/d.jpg", "s/e.f.jpg", "s/f.jpg"]
+    layout = read("path,label\ns/caf\u00e9.png,x\ns/b.png,y\ns/c,x\nd.jpg,x\nE.F,y\ns/f.jpg,x\n", names)
+    assert {file.path for file in layout.image_files} == set(names)
+    assert [note.split(": ")[2].split(" ")[0] for note in layout.notes] == ["1", "1", "1", "2"]
+
+
+def test_paths_without_an_image_are_one_fault() -> None:
+    """Also those that may mean several images. Another folder is never taken for one that the path names."""
+    names = ["1/a.jpg", "2/a.jpg", "2/b.jpg", "2/b.png", "1/c.jpg"]
+    with refuses(("images/labels.csv:2", "value"), ("images/labels.csv:5", "value")) as error:
+        read("path,label\na.jpg,x\n2/b,y\na,x\n2/c.jpg,x\n3,x\nc.jpg,y\n", names)
+    assert [number in str(error.value) for number in (" 2 more", " 1 more")] == [True, True]
+
+
 def test_split_and_group_are_optional() -> None:
     """A split in any usual spelling; nothing means that none is given."""
     layout = read('split,path,group,label\nVALID,a.png,7,x\n,b/c.png,,y\nTesting,"d e,f.JPG",p 8,x\n')

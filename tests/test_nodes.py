@@ -20,10 +20,12 @@ import torch
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.learning import determinism
 from pipeline.learning.world import World
 from pipeline.running import rendezvous
 from pipeline.running.launch import placed_by_cluster
 from pipeline.running.rendezvous import check_size
+from pipeline.stages import train
 from tests.conftest import on_cpu
 from tests.faults import network
 from tests.helpers import slurm
@@ -128,7 +130,9 @@ def test_an_address_that_no_launcher_gives_is_refused() -> None:
             rendezvous.address(odd)
 
 
-def test_another_number_of_processes_than_the_params_say_is_refused(raw: dict[str, Any]) -> None:
+def test_another_number_of_processes_than_the_params_say_is_refused(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be another model: `torchrun --nproc_per_node=2` with run.processes: 1. Elastic runs may have fewer."""
     run = params.parse(on_cpu(raw, **TWO)).run
 
@@ -146,6 +150,12 @@ def test_another_number_of_processes_than_the_params_say_is_refused(raw: dict[st
     assert worlds(processes=4, min_processes=2) == [2, 3, 4]
     with refuses(("run.processes", "differs")):
         check_size(World(0, 0, 1, torch.device("cpu")), run)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(determinism, "make_deterministic", lambda *_: None)  # this process is that of the tests
+    with refuses(("run.processes", "differs")):  # before the processes wait for each other
+        train.run(params.parse(on_cpu(raw, **TWO, run__timeout_seconds=1)))
 
 
 @pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
@@ -317,3 +327,11 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
     assert re.search(r"train: srun \(pid \d+\)", words)
     assert "launch: restart" not in words
     assert not list(folder.glob("runs/launch-*"))
+
+
+def test_an_interface_that_is_not_here_is_refused() -> None:
+    """gloo would end with the frames of its own code."""
+    rendezvous.check_interface({})
+    rendezvous.check_interface({rendezvous.INTERFACE: "lo"})
+    with refuses((rendezvous.INTERFACE, "machine")):
+        rendezvous.check_interface({rendezvous.INTERFACE: "lo,nosuch0"})

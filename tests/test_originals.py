@@ -143,7 +143,8 @@ def test_links_are_followed(inbox: Path) -> None:
 
 
 def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
-    """A broken link, a pipe, a link to a device, a name that split.csv cannot hold, and missing or empty folders."""
+    """A broken link, a pipe, a link to a device, a name that split.csv cannot hold, folders without
+    end, and missing or empty folders."""
     odd: tuple[tuple[Callable[[Path], object], str, Callable[[str], str]], ...] = (
         (lambda path: path.symlink_to("nowhere"), "z.jpg", str),
         (os.mkfifo, "z.jpg", str),
@@ -157,6 +158,9 @@ def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
         with refuses((form(str(path)), "value")):
             originals.list_entries(inbox)
         path.unlink()
+    (inbox.parent / "deep" / "/".join("a" * 200)).mkdir(parents=True)
+    with refuses((inbox.parent / "deep", "value")):
+        originals.list_entries(inbox.parent / "deep")
     (inbox.parent / "empty").mkdir()
     for folder in ("empty", "missing"):
         with refuses(("paths.inbox", "missing")):

@@ -112,6 +112,7 @@ def test_params_are_frozen_numbers(tmp_path: Path) -> None:
             ("data.url", "file:///" + "a" * 5000), ("paths.inbox", "a/../../b"), ("paths.inbox", "a" * 201),
             # control characters, which would act on the terminal that shows the setting
             ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
+            *(("run.checkpoint_copy", text) for text in ("memory://x", "no://x", "file://x", " ", "$HOME/x", "")),
             ("split.group", "a\nb"), ("train.model", "\0"),
         )),
         ({"train__crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),

@@ -23,20 +23,22 @@ from pipeline.models.description import Description, View
 from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 
+SMALL = "shufflenet_v2_x0_5"
+
 
 def small(classes: int = 3) -> nn.Module:
     """The smallest model, with other statistics than a new one."""
-    net = network.build("shufflenet_v2_x0_5", classes, seed=1)
+    net = network.build(SMALL, classes, seed=1)
     for name, buffer in net.named_buffers():
         if name.endswith("running_mean"):
             buffer.uniform_(-0.1, 0.1, generator=torch.Generator().manual_seed(len(name)))
     return net
 
 
-def convert(folder: Path, state: Any, name: str = "mine.pth") -> Path:
+def convert(folder: Path, state: Any, name: str = "mine.pth", model: str = SMALL) -> Path:
     """The file that `convert` writes for this content, saved by torch."""
     torch.save(state, folder / name)
-    pretrained.convert(folder / name, folder / "converted.safetensors")
+    pretrained.convert(folder / name, folder / "converted.safetensors", model)
     return folder / "converted.safetensors"
 
 
@@ -48,7 +50,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def is_refused(folder: Path, source: Path, kind: Kind = "damaged") -> str:
     """Check that a file is refused as train.weights, and that no other file is left. Returns the reason."""
     with refuses(("train.weights", kind)) as error:
-        pretrained.convert(source, folder / "converted")
+        pretrained.convert(source, folder / "converted", SMALL)
     assert [path.name for path in folder.iterdir()] == [source.name] * source.exists()
     (fault,) = error.value.faults
     assert fault.value == str(source)
@@ -72,7 +74,7 @@ def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) ->
     original = torchvision.models.get_model(name, num_classes=10, **options)
     net = network.build(name, 3, seed=1)
     head = deepcopy(network.head(net).state_dict())
-    pretrained.load_into(net, convert(tmp_path, original.state_dict()), network.head(net))
+    pretrained.load_into(net, convert(tmp_path, original.state_dict(), model=name))
     assert same(network.head(net).state_dict(), head)
 
     before_head: dict[nn.Module, Tensor] = {}
@@ -101,38 +103,78 @@ def test_every_format_gives_the_same_bytes(
         torch.save(wrap(net.state_dict()), source)
     else:
         safetensors.torch.save_file(net.state_dict(), source, metadata={"format": "pt", "by": "someone"})
-    assert pretrained.convert(source, tmp_path / "converted") == []
+    assert pretrained.convert(source, tmp_path / "converted", SMALL) == []
     assert files.sha256(tmp_path / "converted") == files.sha256(plain)
     old = {name: value for name, value in net.state_dict().items() if "num_batches" not in name}
     for path in (tmp_path / "converted", convert(tmp_path, old, "old.pth")):
-        fresh = network.build("shufflenet_v2_x0_5", 3, seed=9)
-        pretrained.load_into(fresh, path, network.head(fresh))
+        fresh = network.build(SMALL, 3, seed=9)
+        pretrained.load_into(fresh, path)
         assert same(fresh.state_dict(), net.state_dict())
     with refuses(("train.weights", "value")):
-        pretrained.convert(source.rename(tmp_path / "mine.ckpt"), tmp_path / "nothing")
+        pretrained.convert(source.rename(tmp_path / "mine.ckpt"), tmp_path / "nothing", SMALL)
     with refuses(("train.weights", "missing")):
-        pretrained.convert(source, tmp_path / "nothing")
+        pretrained.convert(source, tmp_path / "nothing", SMALL)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "notes"),
+    ("old", "new"),
     [
-        ("features.denseblock1.denselayer6.norm.1.weight", "features.denseblock1.denselayer6.norm1.weight", 0),
-        ("features.denseblock4.denselayer16.conv.2.weight", "features.denseblock4.denselayer16.conv2.weight", 0),
-        ("encoder.layers.encoder_layer_0.mlp.linear_1.bias", "encoder.layers.encoder_layer_0.mlp.0.bias", 0),
-        ("encoder.layers.encoder_layer_11.mlp.linear_2.weight", "encoder.layers.encoder_layer_11.mlp.3.weight", 0),
-        ("features.denseblock1.denselayer6.norm1.weight", "features.denseblock1.denselayer6.norm1.weight", 0),
-        ("module.conv1.weight", "conv1.weight", 1), ("aux1.fc2.weight", None, 1), ("AuxLogits.fc.weight", None, 1),
+        ("features.denseblock1.denselayer6.norm.1.weight", "features.denseblock1.denselayer6.norm1.weight"),
+        ("features.denseblock4.denselayer16.conv.2.weight", "features.denseblock4.denselayer16.conv2.weight"),
+        ("encoder.layers.encoder_layer_0.mlp.linear_1.bias", "encoder.layers.encoder_layer_0.mlp.0.bias"),
+        ("encoder.layers.encoder_layer_11.mlp.linear_2.weight", "encoder.layers.encoder_layer_11.mlp.3.weight"),
+        ("features.denseblock1.denselayer6.norm1.weight", "features.denseblock1.denselayer6.norm1.weight"),
     ],
 )  # fmt: skip
-def test_names_of_others_become_the_present_names(old: str, new: str | None, notes: int, tmp_path: Path) -> None:
-    """Published files of DenseNet and vision transformers have old names. DistributedDataParallel puts a prefix before
-    each name; auxiliary heads are left out: a note says so."""
-    other = "module.fc.weight" if old.startswith("module.") else "fc.weight"
-    torch.save({old: torch.zeros(1), other: torch.zeros(1)}, tmp_path / "old.pth")
-    assert len(pretrained.convert(tmp_path / "old.pth", tmp_path / "converted")) == notes
-    expected = {"fc.weight", new} - {None}
-    assert safetensors.torch.load_file(tmp_path / "converted").keys() == expected
+def test_names_of_published_files_become_the_present_names(old: str, new: str) -> None:
+    """Published files of DenseNet and vision transformers have old names."""
+    assert pretrained.present_name(old) == new
+
+
+def wrapped(prefix: str, **others: Tensor) -> dict[str, Tensor]:
+    """The weights of the small model as a wrapper saves them, beside other tensors."""
+    return {prefix + name: values for name, values in small().state_dict().items()} | others
+
+
+@pytest.mark.parametrize(
+    ("content", "notes"),
+    [
+        (wrapped("module."), 1),
+        (wrapped("_orig_mod.module."), 1),
+        ({"state_dict": wrapped("model.", loss=torch.zeros(2)), "epoch": 1}, 2),
+        ({"model_state_dict": wrapped(""), "optimizer_state_dict": {"state": {}}}, 0),
+        ({"net": wrapped("backbone."), "acc": 93.1}, 1),
+        (
+            wrapped(
+                "module.", **{"module.aux1.fc2.weight": torch.zeros(1), "module.AuxLogits.fc.weight": torch.zeros(1)}
+            ),
+            2,
+        ),
+    ],
+)
+def test_what_wrappers_add_to_names_is_removed(content: dict[str, Any], notes: int, tmp_path: Path) -> None:
+    """A note says it. What stands beside the wrapped model is left out with a note, too, as are auxiliary heads."""
+    torch.save(content, tmp_path / "mine.pth")
+    assert len(pretrained.convert(tmp_path / "mine.pth", tmp_path / "converted", SMALL)) == notes
+    assert same(safetensors.torch.load_file(tmp_path / "converted"), small().state_dict())
+
+
+def test_a_file_without_the_head_starts_with_an_untrained_one(tmp_path: Path) -> None:
+    """With and without a prefix."""
+    backbone = {name: values for name, values in small().state_dict().items() if not name.startswith("fc.")}
+    for content in (backbone, {"module." + name: values for name, values in backbone.items()}):
+        net = network.build(SMALL, 5, seed=9)
+        untrained = deepcopy(network.head(net).state_dict())
+        assert "untrained" in pretrained.load_into(net, convert(tmp_path, content), tuple("abcde"))
+        assert same(network.head(net).state_dict(), untrained)
+        assert torch.equal(net.state_dict()["conv1.0.weight"], backbone["conv1.0.weight"])
+
+
+@pytest.mark.parametrize("content", [wrapped("a.") | wrapped("b."), {"new.weight": torch.zeros(1)}])
+def test_another_model_is_refused_where_it_is_converted(content: dict[str, Tensor], tmp_path: Path) -> None:
+    """Or two models in one file. The refusal shows names of the file."""
+    torch.save(content, tmp_path / "mine.pth")
+    assert f"{min(content)}" in is_refused(tmp_path, tmp_path / "mine.pth", "pair")
 
 
 CHANGES: dict[str, dict[str, Tensor | None]] = {  # None: removed
@@ -141,6 +183,7 @@ CHANGES: dict[str, dict[str, Tensor | None]] = {  # None: removed
     "a missing tensor": {"conv1.0.weight": None},
     "a head for another number of features": {"fc.weight": torch.zeros(5, 8)},
     "half a head": {"fc.weight": None},
+    "a number in the head": {"fc.bias": torch.zeros(())},
 }
 
 
@@ -149,9 +192,10 @@ def test_tensors_that_do_not_fit_are_refused_by_name(case: str, tmp_path: Path) 
     """Only the number of classes may differ. The model is not changed."""
     net = small()
     before, state = deepcopy(net.state_dict()), net.state_dict() | CHANGES[case]
-    path = convert(tmp_path, {name: value for name, value in state.items() if value is not None})
+    path = tmp_path / "converted.safetensors"
+    pretrained.save(path, {name: value for name, value in state.items() if value is not None}, ())
     with refuses(("train.weights", "pair")) as error:
-        pretrained.load_into(net, path, network.head(net))
+        pretrained.load_into(net, path)
     assert all(name in error.value.faults[0].reason for name in CHANGES[case])
     assert same(net.state_dict(), before)
 
@@ -162,20 +206,20 @@ def convert_with_names(folder: Path, classes: list[str], text: str = "") -> tupl
     safetensors.torch.save_file(
         state, folder / "mine.safetensors", {"classes": text or json.dumps(classes), "by": "me"}
     )
-    pretrained.convert(folder / "mine.safetensors", folder / "converted.safetensors")
+    pretrained.convert(folder / "mine.safetensors", folder / "converted.safetensors", SMALL)
     return folder / "converted.safetensors", state
 
 
 def test_each_class_gets_the_part_of_the_head_with_its_name(tmp_path: Path) -> None:
     """In another order, or with classes more and fewer, too. A class that the file does not name starts untrained."""
     path, state = convert_with_names(tmp_path, ["a", "b", "c"])
-    same_net = network.build("shufflenet_v2_x0_5", 3, seed=9)
-    pretrained.load_into(same_net, path, network.head(same_net), ("a", "b", "c"))
+    same_net = network.build(SMALL, 3, seed=9)
+    pretrained.load_into(same_net, path, ("a", "b", "c"))
     assert same(same_net.state_dict(), state)
 
-    net = network.build("shufflenet_v2_x0_5", 4, seed=9)
+    net = network.build(SMALL, 4, seed=9)
     untrained = deepcopy(net.state_dict())
-    sentence = pretrained.load_into(net, path, network.head(net), ("c", "new", "b", "x"))
+    sentence = pretrained.load_into(net, path, ("c", "new", "b", "x"))
     assert "'new', 'x'" in sentence
     for part in ("fc.weight", "fc.bias"):
         expected = [state[part][2], untrained[part][1], state[part][1], untrained[part][3]]
@@ -188,7 +232,7 @@ def test_names_of_classes_stay_and_nothing_else_of_the_metadata(tmp_path: Path) 
     path, _ = convert_with_names(tmp_path, ["a", "b"])
     with safetensors.safe_open(path, "pt") as content:
         assert content.metadata() == {"classes": '["a", "b"]'}
-    pretrained.convert(path, tmp_path / "again.safetensors")
+    pretrained.convert(path, tmp_path / "again.safetensors", SMALL)
     assert files.sha256(tmp_path / "again.safetensors") == files.sha256(path)
 
 
@@ -197,7 +241,7 @@ def test_names_of_classes_that_do_not_fit_are_refused(text: str, tmp_path: Path)
     """The metadata has the names as a JSON list, one for each class of the head."""
     net = small()
     with pytest.raises(UserError) as error:  # where it is converted, or where the model is known
-        pretrained.load_into(net, convert_with_names(tmp_path, ["a", "b"], text)[0], network.head(net), ("a", "b", "c"))
+        pretrained.load_into(net, convert_with_names(tmp_path, ["a", "b"], text)[0], ("a", "b", "c"))
     assert [fault.kind for fault in error.value.faults] == ["damaged"]
 
 
@@ -249,10 +293,8 @@ def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, t
     assert "'fc.bias'" in is_refused(tmp_path, tmp_path / "mine.safetensors")
     net = small()
     with refuses((tmp_path / "mine.safetensors", "damaged")):
-        pretrained.load_into(net, tmp_path / "mine.safetensors", network.head(net))
-    description = Description(
-        "shufflenet_v2_x0_5", ("a", "b", "c"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 1
-    )
+        pretrained.load_into(net, tmp_path / "mine.safetensors")
+    description = Description(SMALL, ("a", "b", "c"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 1)
     exported.save(tmp_path / "models", state, description)
     with refuses((tmp_path / "models/model.safetensors", "damaged")):
         exported.load(tmp_path / "models")

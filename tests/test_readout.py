@@ -1,6 +1,6 @@
 """What the host reads from the device during a training, and when."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from torch.distributed import HashStore
 
 from pipeline.config import params
-from pipeline.learning import readout, state
+from pipeline.learning import readout, schedule, state
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
 from pipeline.learning.state import make_model
@@ -98,6 +99,42 @@ def test_a_step_within_an_epoch_waits_for_nothing(
     of_epoch = len(reads) // 2
     assert reads[1:of_epoch] + reads[of_epoch + 1 : -1] == [0] * (len(reads) - 3)
     assert reads[of_epoch] == waits
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_attempts_show_what_one_attempt_shows(
+    is_delayed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard has each value once, also if each attempt is killed some steps after its last checkpoint.
+
+    Checkpoints are of the steps that are due and of ends of epochs.
+    """
+
+    monkeypatch.setattr(schedule, "checkpoint_age", lambda *_: 0.0)
+    # Files of one second are read in the order of their names as text.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
+
+    def series(folder: Path, *attempts: int) -> dict[str, list[tuple[int, float]]]:
+        """The series of a training whose attempts have so many steps."""
+        small_world(folder, train__batch_size=4, run__log_steps=2)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
+        config = params.load()
+        for count in attempts:
+            steps = iter(range(count))
+            monkeypatch.setattr(Monitor, "step", lambda _, steps=steps: next(steps))
+            data, run = check_inputs(config, ALONE, {})
+            run.begin()
+            job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run)
+            with suppress(StopIteration):
+                train.train(job, make_model(config, data.classes, ALONE))
+        events = EventAccumulator(str(run.board)).Reload()
+        tags = set(events.Tags()["scalars"]) - {"images_per_second"}
+        return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in tags}
+
+    once = series(tmp_path / "once", 18)
+    assert [step for step, _ in once["loss/val"]] == [9, 18]
+    assert series(tmp_path / "often", 1, 5, 6, 1, 3, 18) == once
 
 
 def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:

@@ -90,9 +90,11 @@ def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest
     """It may be a training, or a launcher of an evaluation under Slurm: the holder says what it does."""
     for name in ("held", "free"):
         Path("runs", name).mkdir(parents=True)
+        Path("runs", name, runs.FINGERPRINT).write_text(f"{DIGEST}\n")
+    Path("runs/photos").mkdir()  # no run: somebody else's
     with locks.hold(Path("runs/held"), "does what it says"):
         runs.clean(config)
-    assert [folder.name for folder in Path("runs").iterdir()] == ["held"]
+    assert sorted(folder.name for folder in Path("runs").iterdir()) == ["held", "photos"]
     assert f"runs/held: process {os.getpid()} does what it says" in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pipeline.checks.machine import Machine
 from pipeline.commands import start
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.data.splitting import Cut
 from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
@@ -64,6 +66,18 @@ def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, caps
     assert all(old.partition("#")[2] == new.partition("#")[2] for old, new in differ)
 
 
+def test_a_small_class_gets_its_share_of_each_part(raw: dict[str, Any]) -> None:
+    """A preset stratifies the split then; not if all classes are large, not counted, or have a given split."""
+    config, small = params.parse(raw), {"tulips": 45, "roses": 500}
+    for photos, expected in (
+        (Survey("here", 2, {"": 545}, sizes=small), True),
+        (Survey("here", 2, {"": 1000}, sizes=small | {"tulips": 500}), False),
+        (Survey("here", 2, {"train": 500, "val": 22, "test": 23}, Cut("train", ()), sizes=small), False),
+        (TWO_CLASSES, False),
+    ):
+        assert ("split.stratify" in start.values("quick", start.Situation(config, HERE, {}, photos))) == expected
+
+
 def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) -> None:
     """The user's own other settings stay, and one that contradicts is refused before anything is written."""
     config = params.parse(change(raw, split__fold=5))
@@ -94,18 +108,20 @@ def test_a_folder_of_photos_is_read_where_it_is(
     assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
     with refuses(("--photos", "missing")):
         start.source(config, "nowhere")
+    with refuses(("--photos", "value")):  # a variable of a shell that is not set
+        start.main(Namespace(preset="", photos=""))
     Path("my photos").mkdir()
     with refuses(("paths.inbox", "value")):
         start.situation(config, "my photos")
 
 
 def test_what_is_odd_about_the_folders_is_said(project_with_photos: Path) -> None:
-    """An empty class folder, classes that differ only in case, and few images: one note each."""
+    """An empty class folder, classes that differ only in case, few images, and a small class: one note each."""
     Path("data/inbox/fox").mkdir()
     for number in range(3):
         put(Path(f"data/inbox/Cat/{number}.png"), 100 + number)
     notes = [line for line in start.lines(start.situation(params.load())) if line.startswith("note ")]
-    assert len(notes) == 3
+    assert len(notes) == 4
 
 
 def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> None:

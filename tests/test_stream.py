@@ -150,6 +150,20 @@ def test_the_cache_of_other_images_is_removed(data: packed.Packed) -> None:
     assert [path.name for path in stream.CACHE.iterdir()] == [f"{64 * '0'}-{IMAGES}.bin"]
 
 
+def test_what_is_no_cache_stays(data: packed.Packed, tmp_path: Path) -> None:
+    """The folder may be a link to one with a user's own files."""
+    shutil.rmtree(stream.CACHE, ignore_errors=True)
+    kept = [tmp_path / "photos/1.jpg", tmp_path / "notes.bin"]
+    kept[0].parent.mkdir()
+    for path in kept:
+        path.touch()
+    stream.CACHE.parent.mkdir(parents=True, exist_ok=True)
+    stream.CACHE.symlink_to(tmp_path)
+    stream.open_cache(data, 1.0)
+    assert all(path.exists() for path in kept)
+    stream.CACHE.unlink()
+
+
 def test_a_remote_that_sends_whole_files_is_not_called_damaged(data: packed.Packed) -> None:
     """As a web server may that does not know parts of files."""
     place = remote.locate(PACKED.as_posix())

@@ -74,9 +74,9 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
     source, target = network.build(model, 5, seed=1), network.build(model, 3, seed=0)
     head: Any = network.head(target)
     safetensors.torch.save_file(source.state_dict(), tmp_path / "own.safetensors")
-    pretrained.convert(tmp_path / "own.safetensors", tmp_path / model_names.weights_file(model))
+    pretrained.convert(tmp_path / "own.safetensors", tmp_path / model_names.weights_file(model), model)
     before = head.weight.clone()
-    note = pretrained.load_into(target, tmp_path / model_names.weights_file(model), head, classes)
+    note = pretrained.load_into(target, tmp_path / model_names.weights_file(model), classes)
     assert "it starts untrained" in note
     assert torch.equal(before, head.weight)
     first = next(iter(target.state_dict()))

@@ -29,7 +29,7 @@ from pipeline.commands import start
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.planning import survey
-from pipeline.sources.torchvision_sets import SETS
+from pipeline.sources.torchvision_sets import SETS, write
 from pipeline.stages import download, prepare, split
 from tests.conftest import PROJECT, change, on_cpu, write_params
 from tests.helpers.datasets import noise_image
@@ -271,3 +271,15 @@ def test_the_images_are_counted_before_they_are_here(raw: dict[str, Any], source
     result, images = survey.survey(config), SETS[source].images
     expected = {"train": result.images - val - images["test"], "val": val, "test": images["test"]}
     assert result.parts(config.split) == expected
+
+
+def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
+    """What torchvision has not downloaded would be."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/photo.jpg").touch()
+    home = tmp_path / "torchvision/CIFAR10"
+    home.parent.mkdir()
+    home.symlink_to(tmp_path / "own")
+    with refuses((home, "value")):
+        write("torchvision/CIFAR10", tmp_path, tmp_path, 1)
+    assert (tmp_path / "own/photo.jpg").exists()

@@ -123,3 +123,12 @@ def test_a_snapshot_keeps_what_a_stage_replaces(tmp_path: Path, monkeypatch: pyt
     files.write_text(Path("split.csv"), "new")
     assert [Path("kept", name).read_text() for name in hashes] == ["old", "old"]
     assert {str(entry[0]) for entry in hashes.values()} == {files.md5(Path("kept/split.csv"))}
+
+
+def test_what_is_behind_a_link_is_no_work_copy(tmp_path: Path) -> None:
+    """The link goes, the files stay."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/photo.jpg").touch()
+    (tmp_path / "copy").symlink_to(tmp_path / "own")
+    workcopy.clear(tmp_path / "copy", keep=())
+    assert [path.name for path in tmp_path.rglob("*")] == ["own", "photo.jpg"]

@@ -36,6 +36,8 @@ NO_MEMORY = re.compile(
 GPU_ERROR = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
+MERGE = re.compile(rb"<{7} ")  # the begin of a place where Git could not merge
+
 # The part of an address between :// and @, and the part after a question mark: they may contain a password or a token.
 # A password may contain a slash, though an address may not: it ends at the last @.
 USER = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*[/?#])[^\s@]*@)")
@@ -106,7 +108,12 @@ def missing(path: Path | str, remedy: str, value: str = "not found") -> UserErro
 
 
 def damaged(path: Path | str, reason: str, remedy: str) -> UserError:
-    """The error for a file whose content is not valid."""
+    """The error for a file whose content is not valid. A merge that is not finished has a remedy of its own."""
+    with suppress(OSError):
+        text = Path(path).read_bytes() if Path(path).is_file() else b""
+        if lines := [str(number) for number, line in enumerate(text.split(b"\n"), start=1) if MERGE.match(line)]:
+            reason = f"Git could not merge it: <<<<<<< in line {', '.join(lines[:MOST_SHOWN])}"
+            remedy = "edit the file: of each such place keep one side; or take back the merge (git merge --abort)"
     return UserError(Fault(str(path), "damaged", "damaged", reason, remedy=remedy))
 
 

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,16 @@ def remove(path: Path) -> None:
     except OSError as error:
         error.filename = str(path)
         raise
+
+
+def remove_others(keep: Path, form: str) -> None:
+    """Remove what is beside `keep` and has a name of this form, a regular expression.
+
+    Nothing else: the folder may be a link to one with a user's own files.
+    """
+    for path in set(keep.parent.glob("*")) - {keep}:
+        if re.fullmatch(form, path.name):
+            remove(path)
 
 
 def link(path: Path, target: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import linux
+from pipeline.base import files, linux
 from pipeline.base.errors import UserError
 from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.checks import locked, machine, validity
@@ -57,6 +57,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield from timm(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
     yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
+    yield photos(config)
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
     yield dvc()
@@ -172,6 +173,22 @@ def disk(config: Params, free: int) -> Finding:
     return Finding("disk", f"{value}; data and cache take about {need / 1e9:,.1f} GB", fault)
 
 
+def photos(config: Params) -> Finding:
+    """Whether the user's photos are here: in a clone they are not, though the files of `dvc add` may be."""
+    inbox = Path(config.paths.inbox)
+    if config.data.source not in ("inbox", "folder"):
+        return Finding("photos", f"data.source: {config.data.source}")
+    added = [path for path in files.visible(inbox) if originals.is_from_dvc_add(path, inbox)]
+    missing = [str(path) for path in added if not path.with_suffix("").exists()]
+    if missing:
+        return Finding(
+            "photos", f"in {inbox}", f"{missing[0]} names photos that are not here; dvc checkout, or dvc pull"
+        )
+    found = len(files.visible(inbox)) > len(added)
+    fault = "" if found else f"paths.inbox: {inbox} has no photos; perennial start --photos /path/to/photos"
+    return Finding("photos", f"{'' if found else 'none '}in {inbox}", fault)
+
+
 def git() -> Finding:
     """Whether Git accepts this folder. It refuses a folder of another owner; DVC and provenance need Git."""
     result = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
@@ -224,9 +241,11 @@ def main(_: Namespace) -> int:
     refused = validity.faults(config, facts)
     if faults:
         print("\nThis would stop a run here:", *faults, sep="\n")
-    print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
+    if refused:
+        print("\nparams.yaml is refused here:", *refused, sep="\n")
     if faults or refused:
         return 1
+    print("\nparams.yaml can run here.")
     from pipeline.planning import estimate, survey  # imports what decodes images, which takes a second
 
     for line in estimate.report_lines(config, survey.survey(config)):

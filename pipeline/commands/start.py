@@ -101,12 +101,21 @@ def lines(now: Situation) -> Iterator[str]:
     if photos.images and photos.images < FEW_IMAGES * photos.classes and now.config.train.weights == "none":
         yield f"note     {photos.images / photos.classes:.0f} images per class: training from scratch may learn little;"
         yield "         with pretrained weights, which need no download: perennial start quick"
+    if has_small_class(photos):
+        label, size = min(photos.sizes.items(), key=lambda item: item[1])
+        yield f"note     {label!r:.40} has {size} images: a preset sets split.stratify, so that no part lacks them"
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:
-    """The params of a preset for these images, and where the images are."""
+    """The params of a preset for these images, where the images are, and a stratified split for small classes."""
     training = now.survey.parts(now.config.split)["train"]
-    return now.source | presets.changes(name, now.machine, training)
+    stratified = {"split.stratify": True} if has_small_class(now.survey) else {}
+    return now.source | stratified | presets.changes(name, now.machine, training)
+
+
+def has_small_class(photos: Survey) -> bool:
+    """Whether chance alone could leave a class with two or three test images: a split by hashes has them on average."""
+    return bool(photos.cut.splits) and min(photos.sizes.values(), default=FEW_IMAGES) < FEW_IMAGES
 
 
 def with_preset(name: str, now: Situation, new: dict[str, Any]) -> Params:
@@ -208,4 +217,6 @@ def start(preset: str, photos: str) -> int:
 def main(arguments: Namespace) -> int:
     if arguments.preset and arguments.preset not in NAMES:
         raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES)))
-    return start(arguments.preset, arguments.photos)
+    if arguments.photos == "":  # a variable of a shell that is not set
+        raise UserError(Fault("--photos", "''", "value", allowed="a folder with images, torchvision/<name>"))
+    return start(arguments.preset, arguments.photos or "")

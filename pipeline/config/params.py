@@ -58,8 +58,7 @@ Norm = Annotated[float, Field(ge=0, le=1e6)]
 Scale = Annotated[float, Field(ge=1e-6, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Side = Annotated[int, Field(ge=16, le=1024)]
-# The system allows 255 bytes per name and 4,096 bytes per path. The project's folder comes before a path, and stages
-# lengthen its last name.
+# The system allows 255 bytes a name and 4,096 a path. The project's folder comes first; stages lengthen the last name.
 LONGEST_NAME, LONGEST_PATH, LONGEST_URL = 200, 1000, 2000
 NAME = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}"
 RELATIVE_PATH = rf"^{NAME}(/{NAME})*$"
@@ -67,12 +66,14 @@ ANY_FOLDER = rf"{RELATIVE_PATH}|^/.+$"
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
 WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
+COPIES = rf"{ANY_FOLDER}|^(s3|gs|gcs|az|abfs|abfss|adl|oss|hdfs|webhdfs|sftp|ssh|ftp|smb|webdav|webdavs)://\S+$"
 HOST_PORT = r"^\S{1,255}:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[0-5]?[0-9]{1,4})$"
 PATTERNS = {  # the regular expressions, in words
     ANY_FOLDER: (
         "a path inside the project, of letters, digits, '.', '_', '-' and '/', or the path of any folder from / on, "
         "such as /home/me/photos"
     ),
+    COPIES: "none, a folder as for paths.inbox, or an address of a storage that lasts, such as s3://bucket/runs",
     URL: "an https:// or file:// address",
     WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
     HOST_PORT: "host:port, with a port from 0 to 65535",
@@ -237,7 +238,7 @@ class Run(Section):
     log_steps: Count = 20
     checkpoint_seconds: Seconds = 300
     epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 60
-    checkpoint_copy: Annotated[str, Field(min_length=1, max_length=LONGEST_URL)] = "none"
+    checkpoint_copy: Annotated[str, Field(pattern=COPIES, max_length=LONGEST_URL)] = "none"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     min_processes: Natural = 0
     timeout_seconds: Seconds = 600

@@ -53,17 +53,14 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
     """
     images = {file.path: file for file in layout.image_files}
     lines: dict[str, dict[str, str]] = {}
-    faults: list[Fault] = []
-    for number, cells in table.lines:
-        path = user_table.match_path(cells["path"], images)
-        if path not in images:
-            value = f"{path!r:.100}: no image of the data set"
-        else:
-            value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
-        if value:
+    matches = user_table.match_paths(str(FILE), table.lines, images)
+    faults = [*matches.faults]
+    for (number, cells), path in zip(table.lines, matches.paths, strict=True):
+        value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
+        if path in images and value:
             faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
         lines[path] = cells
-    errors.raise_if_any(faults)
+    errors.raise_if_any(sorted(faults, key=user_table.line))
     if not lines:
         return CorrectedLayout(layout, {}, {})
     exclusion_reasons = {
@@ -77,7 +74,7 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
         "unchanged": len(unchanged),
     }
     files = [replace(file, label=labels.get(file.path, file.label)) for file in layout.image_files]
-    notes = (*layout.notes, *_notes(counts, unchanged, table.unknown_columns))
+    notes = (*layout.notes, *matches.notes, *_notes(counts, unchanged, table.unknown_columns))
     return CorrectedLayout(replace(layout, image_files=files, notes=notes), exclusion_reasons, counts)
 
 

@@ -36,6 +36,15 @@ OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
     "metadata.csv": "rename it to labels.csv, and its columns file_name to path and the class to label",
     "_classes.csv": "it has one column per class; write labels.csv from it, with one class per image",
 }
+# Files that have images inside → how these become files. The first line that matches a name counts.
+HOLDERS = {
+    r"[^/]*[0-9]+\.tar": "shards (WebDataset): unpack all, and write labels.csv from their .cls or .json files",
+    r".*\.(tar|t[gbx]z|gz|bz2|xz|zst|zip|7z|rar)": "an archive: unpack it, and name the folder of its images",
+    r".*\.(parquet|arrow|tfrecord[^/]*|mdb|lmdb|h5|hdf5|np[yz]|mat|rec|pkl|pt)": (
+        "a file of another program: write its images as files, in one folder per class"
+    ),
+}
+LFS = b"version https://git-lfs.github.com/spec/"  # the begin of a file that Git LFS has not fetched
 USUAL = "make labels.csv from it, with the columns path and label"
 TABLE = f"a table {labels.NAME} with the columns path and label"
 # Folders of images, and beside them of boxes or masks, as tools for object detection and segmentation have them.
@@ -53,6 +62,7 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
     names = [name for name in names if not name.endswith("/")]
     junk = [name for name in names if files.is_junk(Path(name))]  # in a list of an earlier version
     names = sorted({*names} - {*junk})
+    _check_are_files(folder, names, read)
     top = _top_folder(names)
     notes = unused_images_note([name for name in junk if looks_like_image(name)], "in a folder of the system")
     if top:
@@ -67,6 +77,19 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
         remedy = "put their images into one of these folders, and remove the others"
     names = [*layout.classes, *(file.path for file in layout.image_files)]
     return replace(layout, notes=(*layout.notes, *similar_class_notes(layout.classes, remedy), *formula_notes(names)))
+
+
+def _check_are_files(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> None:
+    """Raise UserError if the images are inside other files, or only pointers to them."""
+    allowed = f"one folder per class, with images, or {TABLE}"
+    if first := next(filter(looks_like_image, names), ""):
+        if read(first).startswith(LFS):
+            fault = "a pointer of Git LFS, no image"
+            raise UserError(Fault(f"{folder}/{first}", fault, "missing", "", allowed, "git lfs pull"))
+        return
+    for name in names:
+        if remedy := next((what for kind, what in HOLDERS.items() if re.fullmatch(kind, name.lower())), ""):
+            raise UserError(Fault(f"{folder}/{name}", "no image", "value", allowed=allowed, remedy=remedy))
 
 
 def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:

@@ -47,6 +47,11 @@ class Readout:
         ready, self._copies = self._copies[:count], self._copies[count:]
         return [read() for read in ready]
 
+    def rest(self) -> list[Reading]:
+        """The values of earlier steps that are not returned yet; waits for the device."""
+        ready, self._copies = self._copies, []
+        return [read() for read in ready]
+
 
 def _begin_copy(step: int, totals: Totals, is_late: bool, stop: int, add_processes: bool) -> Callable[[], Reading]:
     """Begin to copy the values. Returns a function that waits for them.

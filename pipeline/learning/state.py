@@ -67,7 +67,7 @@ def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Mod
     model = network.build(settings.model, len(classes), settings.seed)
     if settings.weights != "none":
         weights = Path(config.paths.weights) / weights_file(settings.model)
-        message = pretrained.load_into(model, weights, network.head(model), classes)
+        message = pretrained.load_into(model, weights, classes)
         if world.is_main:
             print(f"train: {message}", file=sys.stderr)
     if settings.freeze_backbone:

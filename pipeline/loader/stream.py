@@ -105,8 +105,7 @@ def open_cache(data: Packed, gigabytes: float) -> NDArray[np.uint8]:
     images = min(int(gigabytes * 1e9) // data.content.image_bytes, data.content.images)
     shape = (images, *data.content.shape[1:])
     path = CACHE / f"{data.digest}-{images}.bin"
-    for other in set(CACHE.glob("*")) - {path}:
-        files.remove(other)
+    files.remove_others(path, r"[0-9a-f]{64}-[0-9]+[.]bin")
     if not images:
         return np.empty(shape, np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,11 @@ The stage weights converts, so an unusable file is refused before hours of work.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors.torch
 import torch
@@ -23,11 +23,10 @@ from pipeline.config.model_names import PACKAGED
 from pipeline.models import network
 
 FORMATS = (".pth", ".pt", ".safetensors")
-WEIGHTS_KEYS = ("state_dict", "model")  # keys under which training scripts save the weights
-DDP_PREFIX = "module."  # DistributedDataParallel puts it before every name
+WEIGHTS_KEYS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
 CLASSES = "classes"  # the key of a .safetensors file's metadata with the names of the head's classes, as JSON
 IMAGENET_CLASSES = 1000
-MAX_NAMES = 5  # tensors in one error message
+MAX_NAMES = 3  # tensors of one kind in an error message
 
 # torchvision published some weights before it renamed parts of their models: the dense layers of DenseNet, and the MLPs
 # of vision transformers. Its loaders translate these names too.
@@ -64,11 +63,12 @@ def packaged_weights(model: str) -> tuple[Path, list[str]]:
         return path, [*network.build(model, IMAGENET_CLASSES, seed=0).state_dict()]
 
 
-def convert(source: Path, target: Path, names: Sequence[str] = ()) -> list[str]:
-    """Write the weights of `source` to `target` as safetensors, with torchvision's present names.
+def convert(source: Path, target: Path, model: str, names: Sequence[str] = ()) -> list[str]:
+    """Write the weights of `source` for a model to `target` as safetensors, with torchvision's present names.
 
     `names`: other names for all tensors, in their order. Of metadata only the names of the classes stay. Returns one
-    sentence per change. Raises UserError if `source` is missing, or is not a file of a model's weights.
+    sentence per change. Raises UserError if `source` is missing, or has not the weights of the model. The head may be
+    missing, or have other classes.
     """
     tensors, notes, classes = _read(source), list[str](), tuple[str, ...]()
     if names:
@@ -76,15 +76,22 @@ def convert(source: Path, target: Path, names: Sequence[str] = ()) -> list[str]:
     if source.suffix == ".safetensors":
         with schema.reading(source, f"write {CLASSES!r} as a JSON list of names, or leave it out"):
             classes = classes_of(source)
-    if all(name.startswith(DDP_PREFIX) for name in tensors):
-        tensors = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in tensors.items()}
-        notes.append(f"{source.name}: the prefix {DDP_PREFIX!r} of DistributedDataParallel removed from all names")
+    with torch.device("meta"):
+        net = network.build(model, IMAGENET_CLASSES, seed=0)
+    state, head_names = net.state_dict(), _head_names(net)
+    tensors = {present_name(name): tensors[name] for name in sorted(tensors)}
+    if prefix := _prefix(tensors, [name for name in state if _is_needed(name) and name not in head_names]):
+        others = [name for name in tensors if not name.startswith(prefix)]
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name not in others}
+        notes.append(f"{source.name}: the prefix {prefix!r} removed from the names")
+        if others:
+            notes.append(f"{source.name}: {len(others)} tensors without this prefix left out (first: {others[0]!r})")
     if auxiliary := [name for name in tensors if AUXILIARY_HEAD.match(name)]:
+        tensors = {name: value for name, value in tensors.items() if name not in auxiliary}
         notes.append(f"{source.name}: {len(auxiliary)} tensors of auxiliary heads left out; the models here have none")
+    _check_fit(source, state, tensors, head_names)
     with _reading_user_file(source):
-        content = _content(
-            {_new_name(name): tensors[name] for name in sorted(tensors.keys() - set(auxiliary))}, classes
-        )
+        content = _content(tensors, classes)
     with files.atomic_file(target) as temporary:
         temporary.write_bytes(content)
     return notes
@@ -111,39 +118,37 @@ def classes_of(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str] = ()) -> str:
+def load_into(net: nn.Module, path: Path, classes: Sequence[str] = ()) -> str:
     """Load a file of `convert` into a model. Returns one sentence about the loaded tensors.
 
     If the file names the classes of its head, each of the model's `classes` gets the part of the head with its name. If
-    it does not, and the head in the file has another number of classes, the `head` of the model is not changed. Raises
+    it does not, and the file has no head or one with another number of classes, the model's head is not changed. Raises
     UserError, with the first names, if any other tensor is missing, unknown to the model, or of another shape.
     """
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
         state, tensors, file_classes = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
     if fault := network.weights_fault(tensors):
         raise errors.damaged(path, fault, schema.checkout(path.parent))
-    name = next(name for name, module in net.named_modules() if module is head)
-    head_names = [f"{name}.{part}" for part in head.state_dict()]
-    heads_match = _same_but_for_classes(state, tensors, head_names)
+    name, head_names = network.head_name(net), _head_names(net)
     note = f"{path}: {len(tensors)} tensors loaded"
     if file_classes and any(tensors[part].shape[:1] != (len(file_classes),) for part in head_names if part in tensors):
         reason = f"its metadata names {len(file_classes)} classes, its head {name!r} has another number"
         raise _refusal(path, "damaged", reason, remedy="write the names of all its classes, or none")
-    if file_classes and file_classes != tuple(classes) and heads_match:
+    _check_fit(path, state, tensors, head_names)
+    if tensors.keys().isdisjoint(head_names):
+        note += f", without the head {name!r}: it starts untrained"
+        tensors |= {part: state[part] for part in head_names}
+    elif file_classes and file_classes != tuple(classes):
         common_classes = [label for label in classes if label in file_classes]
         tensors |= {part: _by_class(state[part], tensors[part], classes, file_classes) for part in head_names}
         new = ", ".join(repr(label) for label in classes if label not in file_classes)
         note += f"; of the head {name!r}, the parts of {len(common_classes)} classes"
         if new:
             note += f"; untrained: {new}"
-    elif heads_match and any(len(tensors[part]) != len(state[part]) for part in head_names):
+    elif any(len(tensors[part]) != len(state[part]) for part in head_names):
         file_count, model_count = len(tensors[head_names[0]]), len(state[head_names[0]])
         note += f", except the head {name!r} ({file_count} classes there, {model_count} here): it starts untrained"
         tensors |= {part: state[part] for part in head_names}
-    if faults := _faults(state, tensors):
-        more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
-        reason = f"it does not fit the model: {', '.join(faults[:MAX_NAMES])}{more}"
-        raise _refusal(path, "pair", reason, "weights of train.model (only the number of classes may differ), or none")
     state.update(tensors)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
     net.load_state_dict(state)
     return note
@@ -193,30 +198,44 @@ def _reading_user_file(path: Path) -> Iterator[None]:
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
-    """The weights in the content of a file: a dict of tensors, directly or under a key of WRAPPED_IN."""
+    """The weights in the content of a file: a dict of tensors, directly or under a key, such as one of WEIGHTS_KEYS."""
     for key in WEIGHTS_KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not (isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())):
+    if isinstance(content, dict):
+        named = [value for value in content.values() if _is_named_tensors(value)]
+        content = named[0] if len(named) == 1 else content
+    if not _is_named_tensors(content):
         keys = ", ".join(map(str, list(content)[:MAX_NAMES])) or "nothing in it" if isinstance(content, dict) else ""
-        allowed = f"a dict of tensors by name, directly or under {' or '.join(map(repr, WEIGHTS_KEYS))}"
+        allowed = "a dict of tensors by name, directly or under one key"
         raise _refusal(path, "damaged", f"it holds {f'a dict with {keys}' if keys else 'no dict'}", allowed)
     return content
 
 
-def _new_name(name: str) -> str:
+def _is_named_tensors(content: Any) -> TypeGuard[dict[str, Tensor]]:
+    return isinstance(content, dict) and content != {} and all(isinstance(value, Tensor) for value in content.values())
+
+
+def present_name(name: str) -> str:
     """The present name of a tensor that torchvision renamed."""
     for pattern, replacement in OLD_NAMES:
         name = pattern.sub(replacement, name)
     return name
 
 
-def _same_but_for_classes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> bool:
-    """Whether the two heads differ in nothing but their classes, the first axis."""
-    return all(
-        name in tensors and tensors[name].ndim > 0 and tensors[name].shape[1:] == state[name].shape[1:]
-        for name in head_names
-    )
+def _head_names(net: nn.Module) -> list[str]:
+    """The names of the head's tensors."""
+    return [f"{network.head_name(net)}.{part}" for part in network.head(net).state_dict()]
+
+
+def _prefix(names: Collection[str], needed: Sequence[str]) -> str:
+    """What stands before the names of a model in `names`: a wrapper's `module.`, an attribute's `backbone.`.
+
+    Empty if nothing does, or if the names of two models are there, so that nobody can say which one is meant.
+    """
+    prefixes = {name.removesuffix(needed[0]) for name in names if name.endswith(needed[0])}
+    whole = [prefix for prefix in prefixes if all(prefix + name in names for name in needed)]
+    return whole[0] if len(whole) == 1 else ""
 
 
 def _by_class(model_tensor: Tensor, file_tensor: Tensor, classes: Sequence[str], file_classes: Sequence[str]) -> Tensor:
@@ -228,18 +247,32 @@ def _by_class(model_tensor: Tensor, file_tensor: Tensor, classes: Sequence[str],
     return result
 
 
-def _faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Why `tensors` does not fit the model's `state`, one sentence per tensor.
+def _some(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
-    Files from before torch 0.4.1 do not count batches, which is allowed.
+
+def _is_needed(name: str) -> bool:
+    """Whether a file must have this tensor: those from before torch 0.4.1 do not count batches."""
+    return not name.endswith("num_batches_tracked")
+
+
+def _check_fit(path: Path, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> None:
+    """Raise UserError, with the first names of each kind of fault, if the tensors do not fit the model's `state`.
+
+    The head may be missing as a whole, or differ in nothing but its classes, the first axis.
     """
-    missing = sorted(name for name in state.keys() - tensors.keys() if not name.endswith("num_batches_tracked"))
-    return [
-        *(f"{name} is missing" for name in missing),
-        *(f"{name} is not of this model" for name in sorted(tensors.keys() - state.keys())),
-        *(
-            f"{name} has shape {list(tensors[name].shape)}, not {list(state[name].shape)}"
-            for name in state
-            if name in tensors and tensors[name].shape != state[name].shape
-        ),
-    ]
+    headless = tensors.keys().isdisjoint(head_names)
+    needed = {name for name in state if _is_needed(name) and not (headless and name in head_names)}
+    missing, unknown = sorted(needed - tensors.keys()), sorted(tensors.keys() - state.keys())
+    shapes = []
+    for name in sorted(tensors.keys() & state.keys()):
+        file_shape, shape = [*tensors[name].shape], [*state[name].shape]
+        if len(file_shape) != len(shape) or file_shape[name in head_names :] != shape[name in head_names :]:
+            shapes.append(f"{name} has shape {file_shape}, not {shape}")
+    kinds = ((missing, " missing"), (unknown, " not of this model"), (shapes, ""))
+    faults = [_some(names) + what for names, what in kinds if names]
+    if faults:
+        reason = f"it does not fit the model: {'; '.join(faults)}"
+        raise _refusal(path, "pair", reason, "weights of train.model (only the head may differ), or none")

@@ -67,10 +67,13 @@ def checked(on: str) -> tuple[Params, StageHashes]:
     inputs, inbox = repetition.unversioned(config), config.paths.inbox
     if config.data.source in ("inbox", "folder") and not files.visible(Path(inbox)):
         inputs["download"] = inbox  # what Git does not have is not in a clone
-    remedy = "whoever publishes it: dvc add, git commit, dvc push"
+    copy = "copy it into this folder (data.source: inbox), "  # dvc add takes nothing else
+    remedy = "dvc add, git commit, dvc push"
     errors.raise_if_any(
-        Fault(path, "in no commit", "missing", f"{stage} reads it", remedy=remedy) for stage, path in inputs.items()
-    )
+        Fault(path, "in no commit", "missing", f"{stage} reads it",
+              remedy=f"whoever publishes it: {'' if folder.is_inside(path) else copy}{remedy}")
+        for stage, path in inputs.items()
+    )  # fmt: skip
     fetch(repetition.user_files(config))
     return config, stage_hashes
 

@@ -45,7 +45,7 @@ def outputs_outside(stage_hashes: StageHashes) -> list[Fault]:
         Fault(str(LOCK), f"the output {path!r:.200} of {name}", "value", "it is outside this folder", remedy=FROM_GIT)
         for name, hashes in stage_hashes.items()
         for path in hashes["outs"]
-        if not _is_inside(path)
+        if not is_inside(path)
     ]
 
 
@@ -62,7 +62,7 @@ def foreign_commands(stages: Iterable[str]) -> list[Fault]:
 def commit_differences(stage_hashes: StageHashes, *others: str) -> list[Fault]:
     """The files that decide bytes, or are among `others`, and that are not as in the commit."""
     deps = {path for hashes in stage_hashes.values() for path in hashes["deps"]}
-    decisive = {*DECISIVE, *others, *filter(_is_inside, deps)}
+    decisive = {*DECISIVE, *others, *filter(is_inside, deps)}
     lines = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
     changed = {line[3:] for line in lines if line}  # a file that only the index lost has two lines
     remedy = "commit it, or restore it"
@@ -106,7 +106,7 @@ def _data(config: Params, stage_hashes: StageHashes) -> set[str]:
     return {*dvc_lock.outputs(stage_hashes), config.paths.inbox, config.paths.pretrained}
 
 
-def _is_inside(path: str) -> bool:
+def is_inside(path: str) -> bool:
     """Whether a path in dvc.lock is of a file in this folder."""
     return not (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts)
 

@@ -17,7 +17,7 @@ from pipeline.reruns.label_errors import LabelError
 from pipeline.reruns.pooling import Figures, FoldPredictions
 from pipeline.versioning import identity
 
-MOST_ERRORS = 100  # probable label errors that are shown
+MOST_ERRORS, MOST_DOUBTED = 100, 20  # probable label errors that are shown; of models too weak to judge labels
 MOST_PARTS = 100  # rows of the table of folds
 MOST_CHOICES = 30  # classes to choose from for an image; of more, only the given and the suggested one
 
@@ -40,7 +40,8 @@ def page(content: Content) -> str:
     """The page as HTML: it needs no other file and no network."""
     predictions, figures = content.predictions, content.figures
     counts = metrics.confusion(predictions.probabilities.argmax(1), predictions.labels, len(predictions.classes))
-    errors = content.errors[:MOST_ERRORS]
+    doubt = label_errors.doubt(len(content.errors), len(predictions.paths))
+    errors = shown(content.errors, predictions)
     suggestions = label_errors.corrections(errors, predictions.paths, predictions.classes)
     return rendering.page(
         "folds.html.jinja",
@@ -54,7 +55,7 @@ def page(content: Content) -> str:
         hard_answers=content.examples,
         album=content.album,
         errors=len(content.errors),
-        doubt=label_errors.doubt(len(content.errors), len(predictions.paths)),
+        doubt=doubt,
         coverage=content.coverage,
         suspects=list(zip(errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
@@ -80,7 +81,13 @@ def choose_examples(predictions: FoldPredictions) -> HardAnswers:
 def image_paths(examples: HardAnswers, predictions: FoldPredictions, errors: Sequence[LabelError]) -> list[str]:
     """The path of every image that the page shows."""
     paths = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
-    return paths + [predictions.paths[error.row] for error in errors[:MOST_ERRORS]]
+    return paths + [predictions.paths[error.row] for error in shown(errors, predictions)]
+
+
+def shown(errors: Sequence[LabelError], predictions: FoldPredictions) -> Sequence[LabelError]:
+    """The probable label errors that the page shows."""
+    is_doubted = label_errors.doubt(len(errors), len(predictions.paths))
+    return errors[: MOST_DOUBTED if is_doubted else MOST_ERRORS]
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

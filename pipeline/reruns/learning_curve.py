@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from pipeline.base import files
@@ -47,17 +48,20 @@ class Gain:
     low: float
     high: float
 
-    @property
-    def sentence(self) -> str:
-        """What twice as many images would probably bring."""
+    def sentence(self, before: int, after: int) -> str:
+        """What more images would probably bring, after the step between these numbers of training images."""
+        step = f"the last step, from {before:,} to {after:,} training images,"
         change = f"{self.points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f})"
         if self.low > 0:
-            return f"The last doubling brought {change}. Most curves become flatter: the next will probably bring less."
+            return (
+                f"{step.capitalize()} brought {change}. Most curves become flatter: the next will probably bring less."
+            )
         if self.high < 0:
-            return f"The last doubling changed the accuracy by {change}: something else than more images decides here."
+            return (
+                f"{step.capitalize()} changed the accuracy by {change}: something else than more images decides here."
+            )
         return (
-            "What twice as many images would bring cannot be said: the last doubling changed the accuracy by "
-            f"{change}, and chance alone can do that."
+            f"What more images would bring cannot be said: {step} changed the accuracy by {change}: it can be chance."
         )
 
 
@@ -69,6 +73,7 @@ class ClassGain:
     images: int  # test images
     half: float
     whole: float
+    is_clear: bool  # whether the rise is more than chance explains, in any of so many classes
 
 
 def run(config: Params, folds: int, runs: Runs) -> None:
@@ -113,22 +118,26 @@ def training_images(copy: WorkCopy) -> int:
     return sum(row["split"] == "train" for row in study.rows(copy))
 
 
-def gain(labels: Labels, half: Labels, whole: Labels) -> Gain:
-    """What the last doubling brought, from the answers with half of the training images and with all."""
+def gain(labels: Labels, half: Labels, whole: Labels, comparisons: int = 1) -> Gain:
+    """What the last doubling brought, from the answers with half of the training images and with all.
+
+    With several comparisons, all intervals hold together [Bonferroni].
+    """
     b = sum(whole[path] == label != half[path] for path, label in labels.items())
     c = sum(half[path] == label != whole[path] for path, label in labels.items())
     n, middle = len(labels) + 2, (b - c) / (len(labels) + 2)
-    error = metrics.Z * math.sqrt(b + c + 1 - (b - c) ** 2 / n) / n
+    z = NormalDist().inv_cdf(1 - (1 - NormalDist().cdf(metrics.Z)) / comparisons)
+    error = z * math.sqrt(b + c + 1 - (b - c) ** 2 / n) / n
     return Gain(100 * (b - c) / len(labels), 100 * (middle - error), 100 * (middle + error))
 
 
 def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
     """The recall of each class, the one with the largest rise first."""
-    gains = []
-    for name in sorted(set(labels.values())):
-        paths = [path for path, label in labels.items() if label == name]
-        recalls = (sum(answers[path] == name for path in paths) / len(paths) for answers in (half, whole))
-        gains.append(ClassGain(name, len(paths), *recalls))
+    gains, names = [], sorted(set(labels.values()))
+    for name in names:
+        own = {path: label for path, label in labels.items() if label == name}
+        before, after = (sum(answers[path] == name for path in own) / len(own) for answers in (half, whole))
+        gains.append(ClassGain(name, len(own), before, after, gain(own, half, whole, len(names)).low > 0))
     return sorted(gains, key=lambda row: row.half - row.whole)
 
 
@@ -151,6 +160,7 @@ def write(
     rows = [(f"{share:.0%}: {counts[share]:,} images", [one]) for share, one in accuracies.items()]
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
+    sentence = last.sentence(points[-2].training_images, points[-1].training_images)
     summary = {
         "images": len(labels),
         "points": [asdict(row) for row in points],
@@ -159,8 +169,8 @@ def write(
     }
     files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | conditions)
     page = rendering.page(
-        "curve.html.jinja", model=config.train.model, images=len(labels), points=points, gain=last, classes=classes,
-        chart=charts.intervals("curve", "Accuracy by share of the training images", rows),
+        "curve.html.jinja", model=config.train.model, images=len(labels), points=points, sentence=sentence,
+        classes=classes, chart=charts.intervals("curve", "Accuracy by share of the training images", rows),
     )  # fmt: skip
     files.write_text(Path(config.paths.reports) / PAGE, page)
     for row in points:
@@ -168,5 +178,5 @@ def write(
             f"{row.share:>5.0%} {row.training_images:>8,} training images   accuracy {row.accuracy:.4f} "
             f"(95 % interval: {row.low:.4f} to {row.high:.4f})"
         )
-    print(f"curve: {last.sentence}")
+    print(f"curve: {sentence}")
     print(f"curve: the page, for a browser: {config.paths.reports}/{PAGE}")

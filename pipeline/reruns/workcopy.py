@@ -145,6 +145,8 @@ def clear(folder: Path, keep: Collection[str]) -> None:
     A killed command leaves processes that save their state.
     """
     wait_for_workers(folder)
+    if folder.is_symlink():  # what is behind it is nobody's work copy
+        files.remove(folder)
     for path in folder.glob("*"):
         if path.name not in keep:
             files.remove(path)

@@ -93,6 +93,8 @@ class Place:
             options = {"auto_mkdir": True} if protocol == "file" else {}
             self._files, folder = fsspec.core.url_to_fs(address, **options)
             self._folder = f"{folder.rstrip('/')}/{run.fingerprint}"
+            if protocol == "file" and (links := [path for path in Path(self._folder).glob("*") if path.is_symlink()]):
+                raise OSError(f"{links[0]} is a link, and what is behind it would be overwritten")
             # It says whose folder this is, and shows that files can be written there.
             self._files.pipe_file(f"{self._folder}/run", run.folder.name.encode())
 
@@ -167,7 +169,8 @@ class Place:
 
     def _try(self) -> None:
         """Copy the checkpoint, if it is a new one. The first failure in a row is printed."""
-        if not self._run.checkpoint.exists():  # there is none yet
+        if not self._run.checkpoint.exists():  # there is none yet, or none any more
+            self._reason = ""
             return
         try:
             # The training replaces the file by another one. This one stays the same while it is open.

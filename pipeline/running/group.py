@@ -46,7 +46,8 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
     timeout, backend = timedelta(seconds=timeout_seconds), backend_for(world.device, backend)
     host, _ = rendezvous.address(os.environ)
     if backend == "gloo" and (interface := rendezvous.interface_to(host)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault(rendezvous.INTERFACE, interface)
+    rendezvous.check_interface(os.environ)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", launcher_store),

@@ -15,7 +15,9 @@ from torchvision.utils import make_grid
 from tqdm import tqdm
 
 from pipeline.config import params
+from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Reading
+from pipeline.learning.state import Progress
 from pipeline.loader.batches import Batch
 from pipeline.running.job import Job
 from pipeline.versioning import identity
@@ -43,19 +45,23 @@ class _NullWriter:
 class Monitor:
     """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
 
-    def __init__(self, job: Job, first_step: int, steps: int, epochs: int) -> None:
-        """The events go to the run's board. They replace events of earlier attempts from `first_step` on.
+    def __init__(self, job: Job, progress: Progress, steps: int, totals: Totals) -> None:
+        """The events go to the run's board. They replace events that earlier attempts wrote after this progress.
 
-        `epochs`: how many have ended before.
+        `totals`: of the epoch that goes on.
         """
-        is_main = job.world.is_main
-        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if is_main else _NullWriter()
-        title, disable = _title(job, epochs + 1), None if is_main else True
+        is_main, first_step = job.world.is_main, progress.step
+        # The values of the last step before were written with its own number; without a step nothing stays.
+        purge = first_step + 1 if first_step else 0
+        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=purge) if is_main else _NullWriter()
+        title, disable = _title(job, len(progress.history) + 1), None if is_main else True
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
         self._drawn = -math.inf  # the time of the last picture
         self._pending_picture: tuple[int, Tensor] | None = None  # step and predictions that no picture shows yet
-        self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
+        self._previous_sums = totals.sums.sum(0).tolist()
+        self._first_step = self._step = first_step
+        self._time = time.perf_counter()
         if is_main:
             self._write_constants(first_step)
 
@@ -72,12 +78,12 @@ class Monitor:
 
     def images(self, batch: Batch) -> None:
         """Write the first training crops of this attempt to TensorBoard."""
-        if self._is_main:
+        if self._is_main and batch.step == self._first_step:
             images = batch.images[:GRID_IMAGES].float()
             normal = self._job.dataset.normalization
             mean, std = (images.new_tensor(values)[:, None, None] for values in (normal.mean, normal.std))
             grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
-            self._writer.add_image("crops", grid, batch.step)
+            self._writer.add_image("crops", grid, batch.step + 1)
 
     def step(self) -> None:
         """Advance the bar."""
@@ -137,6 +143,10 @@ class Monitor:
                 self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
             self._writer.file_writer.add_summary(self._session[2])  # the session's end
 
+    def flush(self) -> None:
+        """Write the events to the disk."""
+        self._writer.flush()
+
     def close(self) -> None:
         """Flush the events and close the bar."""
         self._writer.close()
@@ -150,9 +160,9 @@ def _title(job: Job, epoch: int) -> str:
 
 
 @contextmanager
-def open_monitor(job: Job, first_step: int, steps: int, epochs: int) -> Iterator[Monitor]:
+def open_monitor(job: Job, progress: Progress, steps: int, totals: Totals) -> Iterator[Monitor]:
     """A Monitor that is closed when the block ends."""
-    monitor = Monitor(job, first_step, steps, epochs)
+    monitor = Monitor(job, progress, steps, totals)
     try:
         yield monitor
     finally:

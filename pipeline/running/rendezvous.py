@@ -18,6 +18,7 @@ from pipeline.config.params import HOST_PORT, PATTERNS, Run
 from pipeline.learning.world import World
 
 Store = dist.Store
+INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable in which gloo reads the network interface
 DeviceKind = Literal["cuda", "cpu"]
 
 # The variables with a process's rank, local rank and world size. torchrun comes first: it may run inside a Slurm job.
@@ -119,6 +120,13 @@ def interface_to(host: str) -> str:
             )
             return next(owners, "")
     return ""
+
+
+def check_interface(environ: Mapping[str, str]) -> None:
+    """Raise UserError if this machine has not the interfaces that a user has named for gloo."""
+    here = [name for _, name in socket.if_nameindex()]
+    if any(name not in here for name in filter(None, environ.get(INTERFACE, "").split(","))):
+        raise UserError(Fault(INTERFACE, environ[INTERFACE], "machine", "no such network interface", ", ".join(here)))
 
 
 def connect_store(world: World, timeout_seconds: int) -> Store:

@@ -126,8 +126,9 @@ class Run:
 
 
 def list_runs(parent: Path) -> list[Run]:
-    """All folders of runs, by name."""
-    return [Run(folder, _read_fingerprint(folder)) for folder in sorted(parent.glob("*/"))]
+    """All folders of runs, by name. A folder without a fingerprint is somebody else's: `parent` may be a link."""
+    runs = [Run(folder, _read_fingerprint(folder)) for folder in sorted(parent.glob("*/"))]
+    return [run for run in runs if run.fingerprint]
 
 
 def find_run(config: Params, fingerprint: str) -> Run:

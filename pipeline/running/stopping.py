@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from pipeline.base.errors import Stopped
 from pipeline.learning.world import World
 from pipeline.running.exits import GRACE_SECONDS, SIGNALS
 
@@ -41,10 +42,11 @@ def requests(world: World) -> Iterator[Callable[[], int]]:
         signal.alarm(0)
 
 
-def reason(request: int) -> str:
-    """Which process wants to stop, and why."""
+def stopped(request: int, step: int, steps: int) -> Stopped:
+    """What ends the training after a step that is saved: which process wanted to stop, and why."""
     rank, number = (request >> 8) - 1, request & 0xFF
-    return f"process {rank}: {signal.Signals(number).name if number != LAUNCHER else 'its launcher ended'}"
+    reason = "its launcher ended" if number == LAUNCHER else signal.Signals(number).name
+    return Stopped(f"stopped by process {rank}: {reason}; saved at step {step} of {steps}; run again to go on")
 
 
 def announce() -> None:

@@ -25,14 +25,14 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     remedy = "if the folders name the classes, rename the table"
     table = user_table.parse(path_of_table, content, ("path", "label"), ("split", "group"), remedy)
     file_names = set(names)
+    matches = user_table.match_paths(path_of_table, table.lines, file_names)
     rows = {}
-    faults = []
-    for number, cells in table.lines:
-        path = user_table.match_path(cells["path"], file_names)
-        if value := _line_fault(cells, path, path in file_names, path in rows):
+    faults = [*matches.faults]
+    for (number, cells), path in zip(table.lines, matches.paths, strict=True):
+        if path in file_names and (value := _line_fault(cells, path, path in rows)):
             faults.append(Fault(f"{path_of_table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
-    errors.raise_if_any(faults)
+    errors.raise_if_any(sorted(faults, key=user_table.line))
     image_files = [
         ImageFile(top + path, cells["label"], split_of(cells.get("split", "")), cells.get("group", ""))
         for path, cells in sorted(rows.items())
@@ -42,6 +42,7 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
         raise UserError(
             Fault(path_of_table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label")
         )
+    notes += matches.notes
     if table.unknown_columns:
         notes.append(f"{NAME}: columns that are not read: {', '.join(table.unknown_columns)}")
     unlisted = [name for name in names if looks_like_image(name) and name not in rows]
@@ -49,10 +50,8 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     return Layout(image_files, classes, NAME, tuple(notes), None)
 
 
-def _line_fault(cells: dict[str, str], path: str, exists: bool, is_duplicate: bool) -> str:
+def _line_fault(cells: dict[str, str], path: str, is_duplicate: bool) -> str:
     """What is wrong with a line; empty if nothing."""
-    if not exists:
-        return f"{cells['path']!r:.100}: no such file"
     if is_duplicate:
         return f"{path!r:.100} is there twice"
     if not cells["label"]:

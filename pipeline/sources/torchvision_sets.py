@@ -67,6 +67,9 @@ def write(source: str, folder: Path, archives: Path, workers: int) -> None:
     downloaded.
     """
     public, home = SETS[source], archives / source
+    if home.is_symlink():
+        reason, remedy = "what torchvision has not downloaded is removed there", "link a folder above it, or none"
+        raise UserError(Fault(str(home), "a link", "value", reason, remedy=remedy))
     with locks.exclusive(home):  # trials of a sweep may need the same set at the same time
         _remove_unpacked(home, public.archives)  # of a run that was killed: torchvision may take it for complete
         try:

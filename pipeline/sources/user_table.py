@@ -6,11 +6,16 @@ Excel writes them where the comma is the decimal sign.
 
 import csv
 import io
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from unicodedata import normalize
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError, damaged
+from pipeline.base.text import visible
+from pipeline.sources.layout import looks_like_image
 
 CORRECT = "correct or remove this line"
 
@@ -44,6 +49,8 @@ def parse(table: str, content: bytes, needed: Sequence[str], optional: Sequence[
         first = f"its first line is {', '.join(header)!r:.100}"
         names = f"{', '.join(needed)}, optionally {' and '.join(optional)}"
         raise UserError(Fault(table, first, "damaged", reason, f"{names}, with commas between", other_table))
+    if any(errors.MERGE.match(cells[0].encode()) for _, cells in lines):
+        raise damaged(table, "Git could not merge it", "keep one side")
     errors.raise_if_any(
         Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
         for number, cells in lines[1:]
@@ -64,7 +71,71 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
 
 
-def match_path(text: str, paths: Collection[str]) -> str:
-    """The path of a cell without ./ at its begin; also with / instead of the \\ of Windows, unless it is in `paths`."""
-    plain = text.removeprefix("./")
-    return plain if plain in paths else plain.replace("\\", "/").removeprefix("./")
+@dataclass(frozen=True)
+class Matches:
+    """The files that the lines of a table name."""
+
+    paths: Sequence[str]  # of each line: the file, or the text of its cell if it names none
+    notes: Sequence[str]  # which paths are not written as the names of their files
+    faults: Sequence[Fault]  # the paths that name no file, or may name several
+
+
+def match_paths(table: str, lines: Sequence[Line], files: Collection[str]) -> Matches:
+    """Compare the column path of a table with these files.
+
+    ./ may be at its begin, and \\ be written for /. A path that is no file names the only image that differs from it in
+    capitals or the encoding of accents, or has an ending or folders above it that the path lacks.
+    """
+    plain = [cells["path"].removeprefix("./") for _, cells in lines]
+    paths = [path if path in files else path.replace("\\", "/").removeprefix("./") for path in plain]
+    images = defaultdict[str, list[str]](list)
+    if any(path not in files for path in paths):  # only then: a data set may have a million files
+        for file in filter(looks_like_image, files):
+            for name in _names(_folded(file)):
+                images[name].append(file)
+    read, faulty = defaultdict[str, list[str]](list), defaultdict[str, list[tuple[int, str]]](list)
+    for i, (number, _) in enumerate(lines):
+        if (path := paths[i]) in files:
+            continue
+        found = images.get(_folded(path), [])
+        if len(found) == 1:
+            paths[i] = found[0]
+            read[_difference(path, found[0])].append(f"{visible(path)!r:.100} for {visible(found[0])!r:.100}")
+        else:
+            faulty["may be several images" if found else "no such image"].append((number, f"{path!r:.100}"))
+    notes = [
+        f"{table}: paths with {what}, of which each can mean one image only: {len(pairs):,} (first: {pairs[0]})"
+        for what, pairs in read.items()
+    ]
+    faults = []
+    for what, ((number, path), *others) in faulty.items():  # they often have one cause
+        reason = f"and so in {len(others):,} more lines" if others else ""
+        example = min(filter(looks_like_image, files), default="")
+        allowed = f"one image, as {example!r:.100}" if example else ""
+        faults.append(Fault(f"{table}:{number}", f"{path}: {what}", "value", reason, allowed, CORRECT))
+    return Matches(paths, notes, faults)
+
+
+def line(fault: Fault) -> int:
+    """The line of a fault."""
+    return int(fault.key.rpartition(":")[2])
+
+
+def _folded(path: str) -> str:
+    """The path with one encoding of accents, and without capitals."""
+    return normalize("NFC", normalize("NFC", path).casefold())
+
+
+def _names(path: str) -> Iterator[str]:
+    """A path with all, some and none of its folders, each with and without the file's ending."""
+    for whole in (path, str(PurePosixPath(path).with_suffix(""))):
+        yield from (whole[start:] for start in [0, *(i + 1 for i, letter in enumerate(whole) if letter == "/")])
+
+
+def _difference(path: str, file: str) -> str:
+    """How a path differs from the file that it names."""
+    if path.count("/") < file.count("/"):
+        return "no folder, or a part of it"
+    if _folded(path) != _folded(file):
+        return "no ending"
+    return "other capitals" if path.casefold() == file.casefold() else "another encoding of accents"

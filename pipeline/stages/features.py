@@ -43,7 +43,7 @@ def run(config: Params) -> None:
         data = pixels.open_for(config, world.local_rank == 0)
         weights = Path(config.paths.weights) / weights_file(settings.model)
         net = network.build(settings.model, len(data.classes), seed=0)
-        pretrained.load_into(net, weights, network.head(net))
+        pretrained.load_into(net, weights)
         facts["let features see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, settings.threads, settings.arithmetic
         )
@@ -62,9 +62,7 @@ def run(config: Params) -> None:
         missing = [number for number in range(len(parts)) if not (folder / f"{number}.npy").is_file()]
         collectives.barrier()  # every process has looked before the first new part is there
         if world.is_main:
-            for other in PARTS.glob("*"):
-                if other != folder:
-                    files.remove(other)
+            files.remove_others(folder, "[0-9a-f]{64}")
             folder.mkdir(parents=True, exist_ok=True)
         total = sum(math.ceil(len(parts[number]) / (size * world.size)) for number in missing)
         with inference.progress(backbone, "features", total, world):

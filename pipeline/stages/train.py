@@ -15,13 +15,12 @@ from contextlib import ExitStack
 
 from torch import Tensor, nn
 
-from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
 from pipeline.learning import calibration, collectives, determinism, loop, results, schedule, solved
 from pipeline.learning.chain import Digest
 from pipeline.learning.choices import PARALLELS
 from pipeline.learning.loop import Totals
-from pipeline.learning.readout import Readout
+from pipeline.learning.readout import Reading, Readout
 from pipeline.learning.state import Progress, export_weights, make_learner, make_model, microbatch_count
 from pipeline.learning.task import open_dataset
 from pipeline.learning.validation import end_epoch
@@ -58,9 +57,21 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
     def ended_early() -> bool:
         return schedule.should_stop(progress.history, settings.patience) or job.claim.is_over(len(progress.history))
 
+    def take(readings: list[Reading], is_shown: bool) -> None:
+        for reading in readings:
+            check_losses_finite(reading.broken_step, settings)
+            if is_shown:
+                display.reading(reading, learning_rates[reading.step - 1])
+
+    def save() -> None:
+        digest.join()
+        take(readout.rest(), is_shown=True)  # an attempt that goes on from here does not write these values again
+        display.flush()
+        save_checkpoint(job, learner, totals, progress)
+
     collectives.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as display,
+        monitor.open_monitor(job, progress, len(learning_rates), totals) as display,
         stopping.requests(world) as request,
     ):
         remaining = until(ended_early, batches)
@@ -68,17 +79,16 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             is_shown = epoch > 0 or progress.step % run.log_steps == 0
-            if batch.step == first_step:
-                display.images(batch)
+            display.images(batch)
             display.step()
             is_late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
             # On a CPU nothing waits for a device, so a request to stop is read at each step.
-            due = is_shown or not readout.is_delayed
-            readings = readout.read(progress.step, totals, is_late, request(), epoch > 0) if due else []
-            for reading in readings:
-                check_losses_finite(reading.broken_step, settings)
-                if is_shown:
-                    display.reading(reading, learning_rates[reading.step - 1])
+            readings = (
+                readout.read(progress.step, totals, is_late, request(), epoch > 0)
+                if is_shown or not readout.is_delayed
+                else []
+            )
+            take(readings, is_shown)
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 keep_weights(job, learner, len(progress.history))
@@ -90,12 +100,10 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
                 keep_state(job, learner, totals, progress)
             stop = max((reading.stop for reading in readings), default=0)
             if is_over or stop or any(reading.is_late and reading.step > save_step for reading in readings):
-                digest.join()
-                save_checkpoint(job, learner, totals, progress)
+                save()
                 save_time, save_step = time.monotonic(), progress.step
             if stop and not is_over:
-                reason, step = stopping.reason(stop), f"{progress.step} of {len(learning_rates)}"
-                raise Stopped(f"stopped by {reason}; saved at step {step}; run again to go on")
+                raise stopping.stopped(stop, progress.step, len(learning_rates))
         display.finish(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return TEMPERATURES[settings.temperature](job, final), progress, progress.step - first_step

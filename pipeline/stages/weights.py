@@ -37,7 +37,7 @@ def run(config: Params) -> None:
             source = fetch.obtain_weights(*pretrained.published_weights(model), Path(config.paths.archives))
         else:
             source = Path(choice)
-        for note in pretrained.convert(source, folder / weights_file(model), names):
+        for note in pretrained.convert(source, folder / weights_file(model), model, names):
             print(f"weights: {note}")
     origin = source.name if choice == "imagenet" else choice
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
