@@ -81,7 +81,7 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             is_shown = epoch > 0 or progress.step % run.log_steps == 0
             display.images(batch)
             display.step()
-            is_late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
+            is_late = is_shown and time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
             # On a CPU nothing waits for a device, so a request to stop is read at each step.
             readings = (
                 readout.read(progress.step, totals, is_late, request(), epoch > 0)
