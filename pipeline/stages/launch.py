@@ -19,7 +19,7 @@ from pipeline.config.model_names import TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Arithmetic, Params, Run, Train
 from pipeline.data import feature_file
 from pipeline.engine import environment, launchers
-from pipeline.engine.exits import ENDED_NOTE
+from pipeline.engine.exits import ENDED_NOTE, LAUNCH
 from pipeline.engine.launchers import SIGNAL_TIMES, NodeLost
 from pipeline.models import description
 from pipeline.stages import frame
@@ -35,7 +35,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
     if place:
         place.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=LAUNCH, dir=place, ignore_cleanup_errors=True) as folder,
         locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
     ):
         stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"

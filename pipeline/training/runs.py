@@ -26,6 +26,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.data import packed
+from pipeline.engine.exits import LAUNCH
 from pipeline.engine.world import World
 from pipeline.training import checkpoint, provenance
 from pipeline.versioning import dvc_lock, integrity
@@ -162,7 +163,9 @@ def clean(config: Params) -> int:
     if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
         current = identity.digest(identity.training_parts(config, packed.load(*inputs).digest))
     folders, freed_bytes = 0, 0
-    for run in list_runs(Path(config.paths.runs)):
+    parent = Path(config.paths.runs)
+    notes = (Run(folder, "") for folder in parent.glob(f"{LAUNCH}*/"))  # of launchers under Slurm that were killed
+    for run in (*list_runs(parent), *notes):
         if run.fingerprint == current and run.is_resumable():
             continue
         try:
