@@ -228,6 +228,7 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, half_run: Pat
     (resumable,) = (folder / "runs").iterdir()
     (folder / "runs/stale").mkdir()
     (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
+    (folder / "runs/stale/fingerprint").write_text("0" * 64)
     clean = [sys.executable, "-m", "pipeline", "clean-runs"]
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert re.findall(r"[\d.]+", done.stdout.splitlines()[-1]) == ["1", "2.5"]  # folders, MB

@@ -88,9 +88,10 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
 
 def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest.CaptureFixture[str]) -> None:
     """It may be a training, or a launcher of an evaluation under Slurm: the holder says what it does."""
-    for name in ("held", "free"):
+    for name in ("held", "free", "launch-1"):
         Path("runs", name).mkdir(parents=True)
-        Path("runs", name, runs.FINGERPRINT).write_text(f"{DIGEST}\n")
+        if name != "launch-1":
+            Path("runs", name, runs.FINGERPRINT).write_text(f"{DIGEST}\n")
     Path("runs/photos").mkdir()  # no run: somebody else's
     with locks.hold(Path("runs/held"), "does what it says"):
         runs.clean(config)

@@ -19,7 +19,7 @@ from pipeline.config.model_names import TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import frame, launchers, variables
-from pipeline.running.exits import ENDED_NOTE
+from pipeline.running.exits import ENDED_NOTE, LAUNCH
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # variables of a process that torchrun has started
@@ -36,7 +36,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
     if place:
         place.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=LAUNCH, dir=place, ignore_cleanup_errors=True) as folder,
         locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
     ):
         stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"

@@ -43,7 +43,7 @@ BACKGROUNDS: tuple[tuple[Colour, Colour], ...] = (  # the colours at the top and
 LEAF: tuple[Point, ...] = ((0, 0.02), (0.3, 0.2), (0.6, 0.18), (1, 0))
 
 LICENSE = """\
-The images in this folder were drawn by Perennial (pipeline/sources/synthetic.py). They show no real flowers.
+The images in this folder were drawn by Perennial (data.source: synthetic). They show no real flowers.
 They are free to use for any purpose: CC0 1.0, https://creativecommons.org/publicdomain/zero/1.0/
 """
 
