@@ -48,7 +48,7 @@ def outputs(stage_hashes: StageHashes, stages: Iterable[str] | None = None) -> H
 def entries(path: Path = LOCK) -> Mapping[str, Mapping[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
     try:
-        stages: Mapping[str, Mapping[str, Any]] = _content(path.read_text(encoding="utf-8"))["stages"]
+        stages: Mapping[str, Mapping[str, Any]] = parsed(path.read_text(encoding="utf-8"))["stages"]
         stage_hashes(stages)  # raises for a damaged file
         _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
         return stages
@@ -127,7 +127,7 @@ def outs(stage: str) -> dict[str, bool]:
 def _stages() -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml, each with its deps as text."""
     try:
-        stages = _content(YAML_FILE.read_text(encoding="utf-8"))["stages"]
+        stages = parsed(YAML_FILE.read_text(encoding="utf-8"))["stages"]
         return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
     except FileNotFoundError:
         raise missing(YAML_FILE, "run from the project's folder, where it lies") from None
@@ -136,7 +136,7 @@ def _stages() -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=4)  # parsing dvc.lock takes 0.2 s, and `perennial repro` asks ten times; nobody changes the result
-def _content(text: str) -> Any:
+def parsed(text: str) -> Any:
     """The content of a YAML text. Raises YAMLError."""
     return YAML(typ="safe", pure=True).load(text)
 
@@ -218,7 +218,7 @@ def outs_of_entry(path: Path) -> Hashes:
 def _table(text: str) -> dict[str, Any]:
     """A text of YAML as a table; empty if it is not a table, or its last line has no end."""
     try:
-        content = _content(text)
+        content = parsed(text)
     except YAMLError:
         return {}
     return content if text.endswith("\n") and isinstance(content, dict) else {}
