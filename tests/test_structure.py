@@ -47,7 +47,8 @@ OWNERS = {  # a library → the modules that import it
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"},
     "dvc": {
-        "reruns.revisions", "commands.continue_from", "versioning.quiet", "versioning.remote", "versioning.run_cache",
+        "reruns.revisions", "commands.continue_from", "versioning.changed_dvc", "versioning.in_process",
+        "versioning.questions", "versioning.remote", "versioning.run_cache",
     },
     "optuna": {"reruns.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},

@@ -20,7 +20,6 @@ from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
 from pipeline.evaluation import summary
-from pipeline.planning import forecast
 from pipeline.versioning import cache_repair, dvc_lock, in_process, processes
 
 VERBOSE = "--verbose"  # an option of this command: DVC has one of its own, for its developers (-v)
@@ -80,8 +79,6 @@ def repro(words: list[str], verbose: bool = False) -> int:
         dvc_lock.backup()
         if status == 0 and is_alone:
             cache_repair.settle(cache)
-    if status in (0, in_process.FAILED):  # who stopped it waits for the prompt
-        forecast.remember()
     if status == 0 and "evaluate" in stages:
         now = summary.last_evaluation(config.paths)
         earlier = [

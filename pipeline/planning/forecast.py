@@ -5,24 +5,18 @@ fits. What a stage takes from DVC's cache is known, and the stages after it are 
 is not known, so a stage that reads it may run. A stage that also has a change of its own runs, unless the run cache has
 an entry for the outputs as they were; then it may run, too.
 
-Only the names of changed files in a folder are found here. `remember` notes the files after a run.
+Only the names of changed files in a folder are found here.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base import files
 from pipeline.config import document
-from pipeline.versioning import dvc_lock, in_process, integrity, programs
+from pipeline.versioning import dvc_lock, in_process, integrity, questions
 from pipeline.versioning.dvc_lock import Hashes
-from pipeline.versioning.integrity import Hashed
-
-READ = programs.TEMPORARY / "read.json"  # Hashed: the files that stages read and none writes, as dvc.lock has them
 
 NEW = "new in dvc.yaml"
 CHANGES = {"deleted": "missing", "modified": "changed", "new": NEW, "not in cache": "not in DVC's cache"}  # DVC's words
@@ -59,7 +53,7 @@ class Folder:
 
     locked: Mapping[str, Mapping[str, Any]]  # the stages of dvc.lock
     cache: Path
-    earlier: Hashed  # the content of READ
+    listings: Mapping[str, tuple[str, Hashes]]  # the content of in_process.LISTINGS
     now: dict[str, str]  # input → its MD5 now, empty for none; filled when it is asked for
     makers: dict[str, str] = field(default_factory=dict)  # output that will be another one → the stage that makes it
     restored: Hashes = field(default_factory=dict)  # those of them that come from DVC's cache
@@ -69,11 +63,11 @@ def forecast() -> list[Forecast]:
     """The forecast of each stage, in the order of dvc.yaml. Raises UserError for unreadable files of DVC."""
     graph = dvc_lock.graph()
     locked = dvc_lock.entries() if dvc_lock.LOCK.exists() else {}
-    seconds, forecasts = in_process.read_seconds(), dict[str, Forecast]()
-    with in_process.asked() as repo:
+    seconds, forecasts = in_process.read_notes(in_process.SECONDS), dict[str, Forecast]()
+    with questions.asked() as repo:
         stages = {stage.addressing: stage for stage in repo.index.stages}
         cache = Path(repo.cache.local_cache_dir)
-        folder = Folder(locked, cache, integrity.load_memory(READ), {})
+        folder = Folder(locked, cache, in_process.read_notes(in_process.LISTINGS), {})
         for name in TopologicalSorter(graph).static_order():
             state, reasons = _decide(stages[name], folder)
             forecasts[name] = Forecast(name, state, tuple(reasons), seconds.get(name))
@@ -83,7 +77,7 @@ def forecast() -> list[Forecast]:
 def _decide(stage: Any, folder: Folder) -> tuple[State, list[Reason]]:
     """The state of a stage of DVC, and its reasons. Adds to `folder` what the stage will change."""
     name = stage.addressing
-    inputs = [dep for dep in stage.deps if not in_process.is_params(dep)]
+    inputs = [dep for dep in stage.deps if not questions.is_params(dep)]
     open_deps = {
         dep.def_path: maker
         for out, maker in folder.makers.items()
@@ -100,7 +94,7 @@ def _decide(stage: Any, folder: Folder) -> tuple[State, list[Reason]]:
     source: Hashes = {}
     state: State = "unchanged"
     if of_inputs or of_outputs:
-        source = in_process.cached_outputs(stage, now, changed=bool(of_inputs))
+        source = questions.cached_outputs(stage, now, changed=bool(of_inputs))
         state = "cache" if source else "runs"
     if open_deps:
         state = "runs" if state == "runs" else "maybe"
@@ -131,7 +125,7 @@ def _input_reasons(stage: Any, inputs: list[Any], now: Hashes, folder: Folder) -
         return
     if stage.cmd_changed:
         yield Reason("command", stage.addressing, values={"old": entry.get("cmd"), "new": stage.cmd})
-    old, new = in_process.params_of(stage)
+    old, new = questions.params_of(stage)
     before, after = dict(document.leaves(old)), dict(document.leaves(new))
     for key in before | after:
         values = {word: side[key] for word, side in (("old", before), ("new", after)) if key in side}
@@ -169,33 +163,12 @@ def _difference(kind: Kind, path: str, expected: str, folder: Folder) -> Reason:
     """How a file or folder differs from dvc.lock; with the files in a folder, if it is known what they were."""
     if not Path(path).exists():
         return Reason(kind, path, "missing")
-    hashes = {path: ".dir" if Path(path).is_dir() else ""}
-    (output,), _ = integrity.inspect_outputs(hashes, folder.earlier | integrity.load_memory())
-    top = f"{path}/"
-    before = {path: str(md5) for path, (md5, *_) in folder.earlier.items() if path.startswith(top)}
-    if integrity.digest_of(replace(output, files=before)) != expected:
-        before = integrity.expected_files(replace(output, expected=expected), folder.cache)
+    (output,), _ = integrity.inspect_outputs({path: ".dir" if Path(path).is_dir() else ""}, integrity.load_memory())
+    known, listing = folder.listings.get(path, ("", {}))
+    before = {f"{path}/{name}": md5 for name, md5 in listing.items()} if known == expected else {}
+    before = before or integrity.expected_files(replace(output, expected=expected), folder.cache)
     if path in before:  # no single file is known
         return Reason(kind, path)
     words = {(True, False): "removed", (False, True): "new", (True, True): "changed"}
     paths = integrity.changed_files(output, before)
     return Reason(kind, path, files={path: words[path in before, path in output.files] for path in paths})
-
-
-def remember() -> None:
-    """Write READ after a run. What was changed meanwhile stays as it was remembered."""
-    if not dvc_lock.LOCK.is_file():
-        return
-    stages, before = dvc_lock.read(), integrity.load_memory(READ)
-    outs = dvc_lock.outputs(stages)
-    deps = {path: md5 for hashes in stages.values() for path, md5 in hashes["deps"].items() if path not in outs}
-    inspected, hashed = integrity.inspect_outputs(deps, before)
-    now: Hashed = {}
-    for output in inspected:
-        same = output.actual == output.expected
-        top = f"{output.path}/"
-        earlier = [path for path in before if path == output.path or path.startswith(top)]
-        now |= {path: hashed[path] for path in output.files} if same else {path: before[path] for path in earlier}
-    if now != before:
-        with suppress(OSError):  # a disk that is full or read-only: `plan` then names no single files
-            files.write_text(READ, json.dumps(now))

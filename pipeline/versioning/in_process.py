@@ -1,29 +1,18 @@
-"""DVC in this process. All that this project changes in DVC, or takes from below its interface, is in this module.
+"""`dvc repro` in this process. What becomes of a stage is a value, not a line of a log.
 
-It is written for DVC 3.67.1 (CHECKED): tests/test_in_process.py fails first if DVC is another one. Replaced are
-
-    dvc.utils.serialize._common._dump_data   which writes dvc.lock, dvc.yaml and the run cache: atomic and synced
-    dvc.utils.serialize._yaml.parse_yaml     which reads it, ten times in a run: the same text is parsed once
-    dvc.rwlock._edit_rwlock                  which writes the locks on inputs and outputs: atomic, without dead holders
-    dvc.stage.Stage.dump                     which records a stage in dvc.lock: first its outputs are on the disk
-    dvc.stage.run._run                       which runs a command: with a process group, to which signals are forwarded
-    dvc.stage.cache.StageCache               see run_cache.py
-    tqdm.tqdm.display                        a bar is shown if it lasts longer than LONG, and none after its end
+What is changed in DVC is in changed_dvc.py. All that is used below DVC's interface is there, here, and in questions.py.
 """
 
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -34,101 +23,25 @@ import dvc.rwlock
 import dvc.stage.run
 from dvc.cli import DvcParserError, parse_args
 from dvc.commands.repro import CmdRepro
-from dvc.dependency import ParamsDependency
 from dvc.dvcfile import PROJECT_FILE
 from dvc.exceptions import DvcException
-from dvc.lock import LockError, make_lock
+from dvc.lock import LockError
 from dvc.logger import set_loggers_level
 from dvc.repo import Repo, lock_repo
 from dvc.repo.reproduce import _reproduce_stage, collect_stages, get_active_graph, plan_repro
 from dvc.stage import Stage
 from dvc.stage.exceptions import StageCmdFailedError
-from dvc.stage.serialize import to_single_stage_lockfile
-from dvc.utils import strictyaml
-from dvc.utils.serialize import _common, _json, _yaml
-from dvc_data.hashfile.hash_info import HashInfo
-from dvc_data.hashfile.meta import Meta
-from tqdm import tqdm
-from voluptuous import Invalid
 
 from pipeline.base import children, files, linux
 from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, UserError
-from pipeline.versioning import cache_repair, dvc_lock, processes, programs, run_cache
+from pipeline.versioning import changed_dvc, programs, questions
 
-CHECKED = "3.67.1"  # the version of DVC
-SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run; nothing depends on it
-LONG = 1.0  # seconds
+# What `perennial plan` reads, and on which nothing depends.
+SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run
+LISTINGS = programs.TEMPORARY / "listings.json"  # folder → its hash when a stage read it, and name → MD5
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 TOLD = (1, 2, STOPPED, 130)  # the exit statuses of this project's stages, which have said why
 FAILED, MISUSED = 255, 254  # exit statuses of DVC
-
-
-def dump_data(path: str, data: Any, dumper: Callable[..., Any], fs: Any = None, **options: Any) -> None:
-    """In place of `_dump_data`, which cuts the file and writes it again."""
-    with files.atomic_file(Path(path)) as partial, partial.open("w", encoding="utf-8") as stream:
-        dumper(data, stream, **options)
-
-
-def parse_yaml(text: str, path: str, typ: str = "safe") -> Any:
-    """In place of `parse_yaml`. Of dvc.lock, no comments are kept for writing it again."""
-    if typ == "safe" or Path(path).name == dvc_lock.LOCK.name:
-        with suppress(Exception):  # DVC has a message for it
-            return deepcopy(dvc_lock.parsed(text)) or {}
-    return upstream_parse(text, path, typ)
-
-
-@contextmanager
-def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, Any]]:
-    """In place of `_edit_rwlock`, which cuts the file, and takes any process with the PID of a holder for this one.
-
-    Nobody writes the file while this process has the lock on it: one that cannot be read is of a killed DVC.
-    """
-    path = Path(lock_dir, dvc.rwlock.RWLOCK_FILE)
-    with make_lock(os.path.join(lock_dir, dvc.rwlock.RWLOCK_LOCK), tmp_dir=lock_dir, hardlink_lock=hardlink):  # noqa: PTH118
-        before, locks, fault = b"", dvc.rwlock.SCHEMA({}), ""
-        with suppress(FileNotFoundError):
-            before, modified = path.read_bytes(), path.stat().st_mtime
-            try:
-                locks = dvc.rwlock.SCHEMA(json.loads(before))
-            except (ValueError, Invalid, RecursionError):
-                fault = "unreadable"
-
-        def live(holders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [each for each in holders if processes.lives(each["pid"], each["cmd"], modified)]
-
-        read = {name: holders for name, group in locks["read"].items() if (holders := live(group))}
-        write = {name: holder for name, holder in locks["write"].items() if live([holder])}
-        if (read, write) != (locks["read"], locks["write"]):
-            fault = "locked"
-        if fault:
-            print(f"repro: {os.path.relpath(path)} was left {fault} by a killed DVC: put right", file=sys.stderr)
-        after = {"write": defaultdict(dict, write), "read": defaultdict(list, read)}
-        yield after
-        if (text := json.dumps(after).encode()) != before:
-            partial = files.partial(path)
-            partial.write_bytes(text)  # not synced: after a power cut no holder lives
-            partial.replace(path)
-
-
-def dump_synced(stage: Stage, **options: Any) -> None:
-    """In place of `Stage.dump`: what dvc.lock names is on the disk before dvc.lock is."""
-    cache_repair.sync(Path(stage.repo.cache.local_cache_dir))
-    stage.dvcfile.dump(stage, **options)
-
-
-def display_late(bar: Any, *arguments: Any, **options: Any) -> Any:
-    """In place of `tqdm.display`."""
-    bar.leave = False
-    return time.time() - getattr(bar, "start_t", math.inf) > LONG and display(bar, *arguments, **options)
-
-
-display, upstream_parse = tqdm.display, _yaml.parse_yaml
-_yaml.parse_yaml = strictyaml.parse_yaml = parse_yaml
-_common._dump_data = _yaml._dump_data = _json._dump_data = dump_data
-dvc.rwlock._edit_rwlock = edit_rwlock
-Stage.dump = dump_synced
-tqdm.display = display_late  # type: ignore[method-assign, assignment]
-run_cache.lock()
 
 
 def parse(words: list[str]) -> Namespace:
@@ -147,6 +60,7 @@ def session(arguments: Namespace, verbose: bool) -> Iterator[Repo]:
     A run gives the lock away while a stage runs, and holds a lock on the inputs and outputs of the stage all the time.
     Raises UserError if another process runs stages here, and SystemExit, after it is printed, for an error of DVC.
     """
+    changed_dvc.apply()
     os.environ.update(programs.environment())
     with log(arguments, verbose), ExitStack() as stack:
         try:
@@ -157,7 +71,9 @@ def session(arguments: Namespace, verbose: bool) -> Iterator[Repo]:
                 with suppress(OSError, ValueError):
                     raise busy(int(Path(repo.tmp_dir, "lock").read_text())) from None
                 raise
-            with edit_rwlock(repo.tmp_dir, repo.fs, repo.config["core"].get("hardlink_lock", False)) as locks:
+            with changed_dvc.edit_rwlock(
+                repo.tmp_dir, repo.fs, repo.config["core"].get("hardlink_lock", False)
+            ) as locks:
                 holders = [*locks["write"].values(), *chain(*locks["read"].values())]
             if holders:
                 raise busy(holders[0]["pid"])
@@ -191,45 +107,6 @@ class Interrupted(BaseException):
     """A signal came. Not an Exception: DVC would go on with the next stage."""
 
 
-@contextmanager
-def asked() -> Iterator[Repo]:
-    """DVC's repository, for questions: without DVC's lock, which a run needs after each stage."""
-    os.environ.update(programs.environment())
-    with Repo() as repo, set_loggers_level(logging.WARNING):
-        yield repo
-
-
-def is_params(dep: Any) -> bool:
-    """Whether an input of a stage is a file of params."""
-    return isinstance(dep, ParamsDependency)
-
-
-def params_of(stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The params that a stage tracks, in dvc.lock and now: dotted name → value or table."""
-    files = [dep for dep in stage.deps if is_params(dep)]
-    old = {name: value for dep in files for name, value in (dep.hash_info.value or {}).items()}
-    return old, {name: value for dep in files for name, value in dep.read_params().items()}
-
-
-def cached_outputs(stage: Stage, inputs: dict[str, str], changed: bool) -> dict[str, str]:
-    """The outputs (path → MD5) that DVC takes from its cache for a stage that does not run; empty if it has to run.
-
-    As StageCache.restore finds them, but for the inputs (path → MD5) as they will be. If nothing but outputs has
-    `changed`, they are those of dvc.lock.
-    """
-    cache = stage.repo.stage_cache
-    if not changed and all(out.hash_info for out in stage.outs):
-        entry = to_single_stage_lockfile(stage)
-    else:
-        for dep in stage.deps:
-            value = dep.read_params() if is_params(dep) else inputs[dep.def_path]
-            known = HashInfo(dep.hash_name, value) if value else None
-            dep.meta, dep.hash_info, dep.get_hash = Meta(), known, lambda known=known: known
-        entry = cache._load(stage) if all(dep.hash_info for dep in stage.deps) else None
-    made = cache._create_stage(entry, wdir=stage.wdir) if entry else None
-    return {out.def_path: out.hash_info.value for out in made.outs} if made and made.outs_cached() else {}
-
-
 @dataclass
 class Run:
     """A `dvc repro`: what became of each stage, the command that runs, and the signal that came."""
@@ -247,8 +124,10 @@ class Run:
         """Bring a stage up to date, and note what became of it. DVC calls this for each stage in turn."""
         begin, self.stage, self.has_command = time.monotonic(), stage.addressing, False
         result: Stage | None = _reproduce_stage(stage, **options)
+        if result:
+            note(LISTINGS, questions.listings(stage))
         if self.has_command:
-            note_seconds(self.stage, time.monotonic() - begin)
+            note(SECONDS, {self.stage: round(time.monotonic() - begin, 1)})
         else:
             self.skipped.setdefault("taken from DVC's cache" if result else "unchanged", []).append(self.stage)
         return result
@@ -267,7 +146,7 @@ class Run:
         self.command, self.is_starting = None, False
         if self.signal:
             if status not in TOLD:
-                say(f"interrupted; {INTERRUPTED}", descriptor=2)
+                say(f"{self.stage}: {ending(status)}; {INTERRUPTED}", descriptor=2)
             raise Interrupted
         if status:
             self.failed[self.stage] = status
@@ -324,17 +203,19 @@ def reproduce(repo: Repo, arguments: Namespace, verbose: bool) -> int:
     except DvcException:
         run.show_skipped()
         for stage, status in run.failed.items():
-            if status < 0:
-                remedy = f"if nobody did this, {UNKNOWN}; then run again"
-                say(Fault(stage, f"ended by {signal.Signals(-status).name}", "failed", remedy=remedy), descriptor=2)
-            elif status not in TOLD:
-                fault = Fault(stage, f"exit status {status}", "failed", remedy="see above; then run again")
-                say(fault, descriptor=2)
+            if status not in TOLD:
+                remedy = "see above" if status > 0 else f"if nobody did this, {UNKNOWN}"
+                say(Fault(stage, ending(status), "failed", remedy=f"{remedy}; then run again"), descriptor=2)
         if not run.failed:
             raise
         return FAILED
     run.show_skipped()
     return 0
+
+
+def ending(status: int) -> str:
+    """An exit status in words."""
+    return f"exit status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
 
 
 def tell(error: DvcException) -> None:
@@ -374,17 +255,17 @@ def log(arguments: Namespace, verbose: bool) -> Iterator[None]:
             handler.removeFilter(is_new)
 
 
-def note_seconds(stage: str, seconds: float) -> None:
-    """Note in SECONDS how long a stage took that has succeeded, with what DVC did for it; `perennial plan` reads it."""
-    with suppress(OSError):  # a disk that is full or read-only: the time stays unknown
-        files.write_text(SECONDS, json.dumps(read_seconds() | {stage: round(seconds, 1)}))
+def note(path: Path, entries: dict[str, Any]) -> None:
+    """Add entries to one of the files that `perennial plan` reads."""
+    with suppress(OSError):  # a disk that is full or read-only: the plan says less
+        files.write_text(path, json.dumps(read_notes(path) | entries))
 
 
-def read_seconds() -> dict[str, float]:
-    """The content of SECONDS; empty if the file is missing or damaged."""
+def read_notes(path: Path) -> dict[str, Any]:
+    """The content of SECONDS or LISTINGS; empty if the file is missing or damaged."""
     try:
-        return {str(stage): float(seconds) for stage, seconds in json.loads(SECONDS.read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}
 
 
