@@ -125,7 +125,8 @@ def _input_reasons(stage: Any, inputs: list[Any], now: Hashes, folder: Folder) -
         return
     if stage.cmd_changed:
         yield Reason("command", stage.addressing, values={"old": entry.get("cmd"), "new": stage.cmd})
-    old, new = questions.params_of(stage)
+    tracked, new = questions.params_of(stage)
+    old = {name: table[name] for table in entry.get("params", {}).values() for name in table if name in tracked}
     before, after = dict(document.leaves(old)), dict(document.leaves(new))
     for key in before | after:
         values = {word: side[key] for word, side in (("old", before), ("new", after)) if key in side}

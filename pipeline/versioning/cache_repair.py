@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 from pipeline.base import files, linux, locks
 from pipeline.base.errors import Fault
 from pipeline.base.text import in_words
-from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.integrity import Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
@@ -31,7 +32,7 @@ LARGE = 4e9  # bytes to read; from this size on, a message comes first
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 REMADE = "DVC restores what dvc.lock names from its cache, or makes it again"
 MOST_NAMED = 5  # outputs
-SYNCED = "synced"  # a file in the cache: the clock of its disk, which may be another machine's, gives its times
+SYNCED = programs.TEMPORARY / "synced"  # a time in nanoseconds, by the clock of the cache's disk
 DURING = Fault(
     "the files above", "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again"
 )
@@ -60,36 +61,30 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
 
 
 def settle(cache: Path, time: int = 0) -> None:
-    """Sync everything, and note that the cache as it was at a time of its disk, by default now, need not be read."""
+    """Sync everything, and note that the cache as it was at a time, by default now, need not be read."""
     time = time or _times(cache)[1]
     sync(cache)
-    with suppress(OSError):  # see _times
-        os.utime(cache / SYNCED, ns=(time, time))
+    with suppress(OSError):  # without write access, all is read again
+        files.write_text(SYNCED, str(time))
 
 
 def sync(cache: Path) -> None:
     """Have the system write everything of DVC and the stages to the disk: the cache, the outputs, and dvc.lock."""
-    folders = [folder for folder in (cache, Path.cwd()) if folder.is_dir()]
-    for folder in {folder.stat().st_dev: folder for folder in folders}.values():
-        linux.sync(folder)
+    for folder in (cache, Path.cwd()):
+        if folder.is_dir():
+            linux.sync(folder)
 
 
 def _times(cache: Path) -> tuple[int, int]:
-    """The time of the last `settle`, and the time now. Without write access, and after the clock went back: 0 and now.
+    """The time in SYNCED and the time now, as ctimes: every write changes a file's ctime, and no program can set it.
 
-    Every write changes a file's ctime, and no program can set it.
+    The disk may have another machine's clock. Without write access, and after that clock went back, the first is 0.
     """
-    path = cache / SYNCED
-    try:
-        if not path.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            os.utime(path, ns=(0, 0))
-        last = path.stat().st_mtime_ns
-        os.utime(path, ns=(last, last))  # the ctime is now
-        now = path.stat().st_ctime_ns
-    except OSError:
-        return 0, 0
+    last = now = 0
+    with suppress(OSError, ValueError):
+        with tempfile.TemporaryFile(dir=cache) as probe:
+            now = os.fstat(probe.fileno()).st_ctime_ns
+        last = int(SYNCED.read_text())
     return last if last <= now else 0, now
 
 

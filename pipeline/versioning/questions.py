@@ -32,11 +32,11 @@ def is_params(dep: Any) -> bool:
     return isinstance(dep, ParamsDependency)
 
 
-def params_of(stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The params that a stage tracks, in dvc.lock and now: dotted name → value or table."""
+def params_of(stage: Stage) -> tuple[set[str], dict[str, Any]]:
+    """The params that a stage tracks, settings or tables by their dotted names, and the values of those that exist."""
     files = [dep for dep in stage.deps if is_params(dep)]
-    old = {name: value for dep in files for name, value in (dep.hash_info.value or {}).items()}
-    return old, {name: value for dep in files for name, value in dep.read_params().items()}
+    values = {name: value for dep in files for name, value in dep.read_params().items()}
+    return {name for dep in files for name in dep.params}, values
 
 
 def cached_outputs(stage: Stage, inputs: dict[str, str], changed: bool) -> dict[str, str]:
