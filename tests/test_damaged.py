@@ -23,7 +23,7 @@ from pipeline.loader.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.training.runs import Run
-from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning import integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.datasets import one_pixel
@@ -295,13 +295,3 @@ def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damag
     (line,) = done.stderr.splitlines()
     assert f": {path}: " in line
     assert (folder / "runs/1").is_dir()
-
-
-def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged backup of dvc.lock is not restored, and gives no traceback."""
-    monkeypatch.chdir(tmp_path)
-    dvc_lock.BACKUP.parent.mkdir(parents=True)
-    dvc_lock.BACKUP.write_bytes(b"stages:\n  \xff: {}\n")
-    dvc_lock.LOCK.write_text("schema")
-    dvc_lock.restore()
-    assert not dvc_lock.LOCK.exists()

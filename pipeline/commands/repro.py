@@ -62,7 +62,6 @@ def repro(words: list[str], verbose: bool = False) -> int:
             return in_process.reproduce(repo, arguments, shows_all)
         if dvc_lock.is_cut():
             report([f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}"])
-        dvc_lock.backup()
         stages = [stage.addressing for stage in in_process.stages(repo, arguments)]
         # Before DVC removes the outputs of a stage that refuses them.
         if not arguments.allow_missing:
@@ -76,7 +75,6 @@ def repro(words: list[str], verbose: bool = False) -> int:
         evaluation = summary.last_evaluation(config.paths)
         status = in_process.reproduce(repo, arguments, shows_all)
         dvc_lock.put_in_order()
-        dvc_lock.backup()
         if status == 0 and is_alone:
             cache_repair.settle(cache)
     if status == 0 and "evaluate" in stages:

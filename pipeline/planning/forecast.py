@@ -166,8 +166,9 @@ def _difference(kind: Kind, path: str, expected: str, folder: Folder) -> Reason:
         return Reason(kind, path, "missing")
     (output,), _ = integrity.inspect_outputs({path: ".dir" if Path(path).is_dir() else ""}, integrity.load_memory())
     known, listing = folder.listings.get(path, ("", {}))
-    before = {f"{path}/{name}": md5 for name, md5 in listing.items()} if known == expected else {}
-    before = before or integrity.expected_files(replace(output, expected=expected), folder.cache)
+    before = {f"{path}/{name}": md5 for name, md5 in listing.items()}
+    if known != expected:
+        before = integrity.expected_files(replace(output, expected=expected), folder.cache)
     if path in before:  # no single file is known
         return Reason(kind, path)
     words = {(True, False): "removed", (False, True): "new", (True, True): "changed"}
