@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import dvc.rwlock
 import dvc.stage.run
 from dvc.cli import DvcParserError, parse_args
 from dvc.commands.repro import CmdRepro
@@ -71,9 +70,8 @@ def session(arguments: Namespace, verbose: bool) -> Iterator[Repo]:
                 with suppress(OSError, ValueError):
                     raise busy(int(Path(repo.tmp_dir, "lock").read_text())) from None
                 raise
-            with changed_dvc.edit_rwlock(
-                repo.tmp_dir, repo.fs, repo.config["core"].get("hardlink_lock", False)
-            ) as locks:
+            hardlink = repo.config["core"].get("hardlink_lock", False)
+            with changed_dvc.edit_rwlock(repo.tmp_dir, repo.fs, hardlink) as locks:
                 holders = [*locks["write"].values(), *chain(*locks["read"].values())]
             if holders:
                 raise busy(holders[0]["pid"])
