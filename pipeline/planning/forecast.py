@@ -54,7 +54,6 @@ class Folder:
     locked: Mapping[str, Mapping[str, Any]]  # the stages of dvc.lock
     cache: Path
     listings: Mapping[str, tuple[str, Hashes]]  # the content of in_process.LISTINGS
-    now: dict[str, str]  # input → its MD5 now, empty for none; filled when it is asked for
     makers: dict[str, str] = field(default_factory=dict)  # output that will be another one → the stage that makes it
     restored: Hashes = field(default_factory=dict)  # those of them that come from DVC's cache
 
@@ -67,7 +66,7 @@ def forecast() -> list[Forecast]:
     with questions.asked() as repo:
         stages = {stage.addressing: stage for stage in repo.index.stages}
         cache = Path(repo.cache.local_cache_dir)
-        folder = Folder(locked, cache, in_process.read_notes(in_process.LISTINGS), {})
+        folder = Folder(locked, cache, in_process.read_notes(in_process.LISTINGS))
         for name in TopologicalSorter(graph).static_order():
             state, reasons = _decide(stages[name], folder)
             forecasts[name] = Forecast(name, state, tuple(reasons), seconds.get(name))
@@ -84,11 +83,12 @@ def _decide(stage: Any, folder: Folder) -> tuple[State, list[Reason]]:
         for dep in inputs
         if out not in folder.restored and _overlap(Path(dep.def_path), Path(out))
     }
-    now = {}  # of the inputs; at first, as if the open ones stayed as they were
+    now = {
+        dep.def_path: dep.hash_info.value or "" for dep in inputs
+    }  # at first, as if the open ones stayed as they were
     for dep in inputs:
-        path = dep.def_path
-        locked = dep.hash_info.value or ""
-        now[path] = locked if path in open_deps else folder.restored.get(path) or _hash(dep, folder)
+        if dep.def_path not in open_deps:
+            now[dep.def_path] = folder.restored.get(dep.def_path) or (dep.get_hash().value if dep.exists else "")
     of_inputs = list(_input_reasons(stage, inputs, now, folder))
     of_outputs = list(_output_reasons(stage, folder)) if name in folder.locked else []
     source: Hashes = {}
@@ -108,13 +108,6 @@ def _decide(stage: Any, folder: Folder) -> tuple[State, list[Reason]]:
 def _overlap(one: Path, other: Path) -> bool:
     """Whether one path is the other one, or lies in it."""
     return one.is_relative_to(other) or other.is_relative_to(one)
-
-
-def _hash(dep: Any, folder: Folder) -> str:
-    """The MD5 of an input as it is, by DVC; empty if there is none."""
-    if dep.def_path not in folder.now:
-        folder.now[dep.def_path] = dep.get_hash().value if dep.exists else ""
-    return folder.now[dep.def_path]
 
 
 def _input_reasons(stage: Any, inputs: list[Any], now: Hashes, folder: Folder) -> Iterator[Reason]:
