@@ -42,7 +42,7 @@ name, how = sys.argv[1], Path("how").read_text() if Path("how").exists() else ""
 print(f"{name}: begins; {os.isatty(1)}, {os.isatty(2)}", flush=True)
 if how == f"{name} waits":
     Path("began").touch()
-    time.sleep(60)
+    time.sleep(600)
 if how == f"{name} is killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if how == f"{name} fails":
