@@ -306,8 +306,9 @@ stopped_and_resumed() {
     docker logs perennial-test-stopped 2>&1 | grep --text "train: stopped by .*; saved at step" || refuse "stopped, training did not save"
     echo "stopped in $((SECONDS - began)) s, exit status $status"
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
-    # DVC has left its PID in its lock. Which process has that PID now is chance, but PID 1 always exists.
-    inside perennial-test:runtime sed -i 's/"pid": [0-9]*/"pid": 1/g' .dvc/tmp/rwlock
+    # As a killed DVC leaves its lock. Which process has its PID now is chance, but PID 1 always exists.
+    local lock='{"write": {"/workspace/models": {"pid": 1, "cmd": "dvc repro"}}}'
+    inside perennial-test:runtime sh -c "echo '$lock' > .dvc/tmp/rwlock"
     "${compose[@]}" --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
     grep --quiet --text "repro: .*was left locked by a killed DVC" "$LAB/resumed.log" || refuse "no lock was left"
     cmp "$LAB"/{published,workspace}/dvc.lock || refuse "dvc.lock differs from that of the host"

@@ -128,7 +128,7 @@ def test_a_missing_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             corrections.read(path)
     monkeypatch.chdir(tmp_path)
     with refuses((corrections.FILE, "missing")):
-        repro.check_photos(params.Params(), frozenset({"split"}))
+        repro.check_photos(params.Params(), ["split"])
 
 
 # ---- what split makes of it ----

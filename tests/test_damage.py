@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import files
 from pipeline.running import pixels
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import change, read_params, write_params
@@ -72,19 +73,49 @@ def an_image(folder: Path) -> str:
     return min(path.relative_to(folder / "data/images").as_posix() for path in folder.glob("data/images/*/*.png"))
 
 
-def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> None:
-    """A second start runs no stage. It names no damage, ends with the figures, and remembers the files that exist."""
-    repro(project)
-    before = (project / integrity.MEMORY).read_bytes()
+def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second start runs no stage. It names no damage, ends with the figures, and reads no object of the cache."""
+    monkeypatch.chdir(project)
+    read: list[str] = []
+    md5 = integrity.hash_files.__defaults__[0]  # type: ignore[index]
+
+    def note(path: str) -> str:
+        read.append(path)
+        return str(md5(path))
+
+    monkeypatch.setattr(integrity.hash_files, "__defaults__", (note,))
+    cache_repair.repair(Path(".dvc/cache"), ())  # a copy is new to the disk
+    assert {path for path in everything(project) if path.startswith(".dvc/cache")} <= {*read}
     again = repro(project)
     assert again.stderr == ""
     assert "Running stage" not in again.stdout
     assert "\ntest accuracy " in again.stdout
     assert not (project / pixels.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
-    assert (project / integrity.MEMORY).read_bytes() == before
-    remembered = json.loads(before)
-    assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()
-    assert all((project / path).is_file() for path in remembered)
+    read.clear()
+    assert cache_repair.repair(Path(".dvc/cache"), ()) == []
+    assert not [path for path in read if path.startswith(".dvc/cache")]
+    assert all((project / path).is_file() for path in integrity.load_memory())
+
+
+def test_what_a_run_that_did_not_end_well_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is newer than the last sync. So is everything after the clock went back, and in a cache without a sync."""
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    paths = [integrity.object_of(cache, f"{number}{31 * '0'}") for number in range(2)]
+
+    def damaged(path: Path) -> bool:
+        files.write_text(path, "cut")
+        return bool(cache_repair.repair(cache, ()))
+
+    assert damaged(paths[0])
+    files.write_text(paths[1], "cut")
+    cache_repair.settle(cache)
+    assert cache_repair.repair(cache, ()) == []
+    assert damaged(paths[0])
+    assert paths[1].exists()
+    cache_repair.SYNCED.write_text(str(2**63))
+    assert cache_repair.repair(cache, ()) != []
+    assert not paths[1].exists()
 
 
 @pytest.mark.parametrize(
@@ -143,15 +174,6 @@ def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     assert everything(project) == before
 
 
-def test_what_differed_before_a_run_was_not_damaged_during_it() -> None:
-    """If DVC does not bring an output back, the disk is not blamed; what a run itself damages is said of the run."""
-    with refuses((cache_repair.THEM, "differs")):
-        cache_repair.check(["models: differs"], ["models: differs"])
-    with refuses((cache_repair.THEM, "damaged")):
-        cache_repair.check(["models: differs"], ["models: differs", "data/packed: differs"])
-    cache_repair.check(["models: differs"], [])
-
-
 @pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     """Params A, B, A, and an object of A is damaged in between: it is removed, and its stage runs again."""
@@ -171,13 +193,11 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
 @pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     """Outputs, objects, run cache and dvc.lock are empty, as a power cut soon after a run leaves them."""
-    before = everything(project)
-    names = [path for path in outs(project) if path.startswith(("models/", "metrics/"))]
+    before, hashes = everything(project), outs(project)
+    names = [path for path in hashes if path.startswith(("models/", "metrics/"))]
     for path in [*names, "dvc.lock"]:
         overwrite(project / path)
-    lock = project / integrity.MEMORY.with_name("dvc.lock.whole")
-    whole = [hashes["outs"] for hashes in dvc_lock.read(lock).values()]
-    for md5 in {md5 for outs in whole for path, md5 in outs.items() if path in names}:
+    for md5 in {hashes[path] for path in names}:
         overwrite(integrity.object_of(project / ".dvc/cache", md5))
     for entry in (project / ".dvc/cache/runs").rglob("*"):
         if entry.is_file():
@@ -186,22 +206,17 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     again = repro(project)
     assert all(name in again.stderr for name in ("dvc.lock", f"{len(names)} outputs", ".dvc/cache/runs"))
     assert "WARNING" not in again.stderr
-    assert not (project / ".dvc/cache/runs/00/00").exists()
     assert everything(project) == before
 
 
-def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC fails at an empty folder. In a shared cache, a young one stays: another project may be about to fill it."""
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    for cache, stays in ((Path(".dvc/cache"), False), (tmp_path / "shared", True)):
-        (cache / "runs/00/empty").mkdir(parents=True)
-        (cache / "runs/00/with a cut entry").mkdir()
-        (cache / "runs/00/with a cut entry/0").write_text("cmd: x\nouts:\n- path: y\n")
-        (message,) = cache_repair.repair(cache, ())
-        assert message.startswith(f"{cache}/runs/00/with a cut entry/0: ")
-        assert not (cache / "runs/00/with a cut entry").exists()
-        assert (cache / "runs/00/empty").exists() == stays
+def test_a_cut_entry_of_the_run_cache_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its folder, if no other entry is in it: `dvc repro` fails at an empty one."""
+    monkeypatch.chdir(tmp_path)
+    entry = Path(".dvc/cache/runs/00/key/0")
+    files.write_text(entry, "cmd: x\nouts:\n- path: y\n")
+    (message,) = cache_repair.repair(Path(".dvc/cache"), ())
+    assert message.startswith(f"{entry}: ")
+    assert not entry.parent.exists()
 
 
 def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +238,12 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     """The file systems of cache and project are synced before anything is remembered."""
     monkeypatch.chdir(project)
     order: list[str] = []
-    monkeypatch.setattr("pipeline.base.linux.sync", lambda folder: order.append(f"sync {folder}"))
-    monkeypatch.setattr(integrity, "save_memory", lambda seen: order.append("remember"))
+    before = cache_repair.SYNCED.read_text()
+    monkeypatch.setattr("pipeline.base.linux.sync", lambda _: order.append(cache_repair.SYNCED.read_text()))
+    monkeypatch.setattr(integrity, "save_memory", lambda _: order.append("remember"))
     cache_repair.repair(Path(".dvc/cache"), ())
-    assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
+    assert order == [before, before, "remember"]
+    assert int(cache_repair.SYNCED.read_text()) > int(before)
 
 
 def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:

@@ -300,16 +300,6 @@ def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damag
     assert (folder / "runs/1").is_dir()
 
 
-def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged backup of dvc.lock is not restored, and gives no traceback."""
-    monkeypatch.chdir(tmp_path)
-    dvc_lock.BACKUP.parent.mkdir(parents=True)
-    dvc_lock.BACKUP.write_bytes(b"stages:\n  \xff: {}\n")
-    dvc_lock.LOCK.write_text("schema")
-    dvc_lock.restore()
-    assert not dvc_lock.LOCK.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "read"),
     [

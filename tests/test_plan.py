@@ -15,10 +15,9 @@ from PIL import Image
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.commands import plan
-from pipeline.config import params
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast
-from pipeline.versioning import dvc_lock, quiet
+from pipeline.versioning import dvc_lock, in_process
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, edited
 from tests.helpers.refusals import refuses
@@ -35,7 +34,7 @@ def folder(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def predict() -> dict[str, Forecast]:
-    return {each.stage: each for each in forecast.forecast(params.load(), CACHE)}
+    return {each.stage: each for each in forecast.forecast()}
 
 
 def states(forecasts: dict[str, Forecast]) -> dict[str, str]:
@@ -54,12 +53,11 @@ def set_params(folder: Path, **changes: Any) -> None:
 
 def really(folder: Path) -> dict[str, str]:
     """Run `perennial repro`. Returns what it did with each stage that was not unchanged."""
-    (folder / quiet.SECONDS).unlink(missing_ok=True)
+    (folder / in_process.SECONDS).unlink(missing_ok=True)
     stdout = call(folder, sys.executable, "-m", "pipeline", "repro").stdout
     names = re.findall(r"taken from DVC's cache: ([\w, ]+)", stdout)
     done = {stage: "cache" for names in names for stage in names.split(", ")}
-    seconds = json.loads((folder / quiet.SECONDS).read_text()) if (folder / quiet.SECONDS).exists() else {}
-    return done | dict.fromkeys(seconds, "runs")
+    return done | dict.fromkeys(in_process.read_notes(in_process.SECONDS), "runs")
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, ...]]:

@@ -95,7 +95,7 @@ def start(
         (top / name / "dvc/__init__.py").touch()
         (top / name / "dvc/__main__.py").write_text(STAND_IN)
         (top / name / "dvc/cli.py").write_text("def main(_):\n    import dvc.__main__\n")
-        (top / name / "dvc/stage/cache.py").write_text("class StageCache:\n    _load = save = None\n")
+        (top / name / "dvc/stage/cache.py").write_text("class StageCache:\n    _load = _load_cache = save = None\n")
     command = [sys.executable, "-c", PROGRAM, json.dumps(places), json.dumps([*work.items()]), until]
     environ = {**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}."}
     return subprocess.Popen(

@@ -49,7 +49,8 @@ OWNERS = {  # a library → the modules that import it
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"learning.apex"},
     "dvc": {
-        "reruns.revisions", "commands.continue_from", "versioning.quiet", "loader.remote", "versioning.run_cache",
+        "reruns.revisions", "commands.continue_from", "versioning.changed_dvc", "versioning.in_process",
+        "versioning.questions", "loader.remote", "versioning.run_cache",
     },
     "optuna": {"reruns.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"loader.kernels"},

@@ -16,7 +16,6 @@ from pipeline.answers.summary import (
     summary,
 )
 from pipeline.base import files
-from pipeline.commands.repro import stages_of
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.dataset import split_table
@@ -106,25 +105,6 @@ def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, mo
     assert question(committed, Evaluation("9", "2")) == question(None, committed) == question(committed, None) == []
     monkeypatch.setattr(dvc_lock, "committed", dict)
     assert committed_evaluation(paths) is None
-
-
-DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}
-ALL = DATA | {"weights", "features", "train"} | LAST
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stages"),
-    [
-        ([], ALL), (["--force"], ALL), (["--pipeline", "split"], ALL), (["data/packed"], ALL), (["prepare"], DATA),
-        (["dvc.yaml:prepare"], DATA), (["prepare", "weights"], DATA | {"weights"}),
-        (["evaluate"], ALL - {"export", "card", "report"}), (["report"], ALL - {"export", "card"}),
-        (["--downstream", "split"], ALL - {"download", "weights"}),
-        (["--single-item", "train"], {"train"}), (["-sf", "report"], {"report"}),
-    ],
-)  # fmt: skip
-def test_what_a_run_brings_up_to_date(arguments: list[str], stages: set[str]) -> None:
-    """By dvc.yaml, with DVC's own options. Only these outputs are checked, and only their figures are shown."""
-    assert stages_of(arguments) == stages
 
 
 def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

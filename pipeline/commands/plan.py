@@ -17,7 +17,6 @@ from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast, Reason
-from pipeline.versioning import integrity
 
 SAID = {"unchanged": "unchanged", "cache": "from DVC's cache", "runs": "runs", "maybe": "maybe"}
 STAGES_BEFORE = {forecast.RESTORED: "input from an earlier run of", forecast.OPEN: "if the output changes of"}
@@ -90,7 +89,7 @@ def total(forecasts: list[Forecast]) -> str:
 def plan(as_json: bool) -> int:
     """Print the forecast; 0. Raises UserError for unreadable params, dvc.yaml or dvc.lock."""
     config = params.load()
-    forecasts = forecast.forecast(config, integrity.cache_folder())
+    forecasts = forecast.forecast()
     refused = [str(fault) for fault in validity.faults(config, machine.read())]
     if as_json:
         stages = [asdict(each) for each in forecasts]

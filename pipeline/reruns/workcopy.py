@@ -20,7 +20,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.reruns import slurm
-from pipeline.versioning import cache_repair, integrity, killed_dvc, programs
+from pipeline.versioning import cache_repair, integrity, processes, programs
 from pipeline.versioning.integrity import Hashed
 
 FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that a next start uses again
@@ -159,7 +159,7 @@ def wait_for_workers(folder: Path) -> None:
     """
     slurm.wait(folder)
     last_pid = 0
-    while folder.is_dir() and (pids := killed_dvc.workers(folder.resolve())):
+    while folder.is_dir() and (pids := processes.workers(folder.resolve())):
         if pids[0] != last_pid:
             last_pid = pids[0]
             print(f"waiting for process {last_pid}, which still works in {folder}", flush=True)
@@ -192,7 +192,7 @@ def _repair(command: str) -> bool:
 
     While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
     """
-    busy = killed_dvc.works(Path.cwd())
+    busy = processes.workers(Path.cwd())
     repairs = [] if busy else cache_repair.repair(integrity.cache_folder(), stages=())
     for sentence in repairs:
         print(f"{command}: {sentence}", file=sys.stderr)

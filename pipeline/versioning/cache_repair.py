@@ -1,83 +1,71 @@
 """Finds and removes damage in outputs and in DVC's cache, as after a power cut, a disk fault or an edit by mistake.
 
-DVC copies outputs into its cache and back, and syncs none of it: a power cut within half a minute after a run can empty
-both copies. DVC never reads an object in its cache again; it only asks whether the file exists. So before DVC starts:
+DVC copies outputs into its cache and back, and syncs none of it: a power cut within half a minute after `dvc repro` can
+empty both copies. DVC never reads an object in its cache again; it only asks whether the file exists. So before a run:
 
-- every cache object that was written since it was last read is read; if its content does not fit its name, it is
-  removed, or restored from an output that still has the content
-- an incomplete entry of the run cache is removed
+- every object of the cache and entry of the run cache that is newer than SYNCED is read. An object whose content does
+  not fit its name is removed, or restored from an output that still has the content; an incomplete entry is removed
 - an output that is not what dvc.lock says gets a new time; DVC then notices it, and takes it from its cache or makes it
   again
 
-After DVC everything is synced, and then read in the same way.
+SYNCED is written when everything is read or written by a run that ended well, and is synced. So after a run that did
+not end well, and after `dvc repro` alone, what they wrote is newer.
 """
 
 import os
 import re
 import shutil
 import sys
-import time
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.base import files, linux
-from pipeline.base.errors import Fault, UserError
+from pipeline.base import files, linux, locks
+from pipeline.base.errors import Fault
 from pipeline.base.text import in_words
-from pipeline.versioning import dvc_lock, integrity
-from pipeline.versioning.integrity import Hashed, Output
+from pipeline.versioning import dvc_lock, integrity, programs
+from pipeline.versioning.integrity import Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
 LARGE = 4e9  # bytes to read; from this size on, a message comes first
-IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
-THEM = "the files above"
 REMADE = "DVC restores what dvc.lock names from its cache, or makes it again"
 MOST_NAMED = 5  # outputs
-DURING = Fault(THEM, "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again")
-BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; then: perennial repro")
+SYNCED = programs.TEMPORARY / "synced"  # a time in nanoseconds, by the clock of the cache's disk
+DURING = Fault(
+    "the files above", "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again"
+)
 
 
 def repair(cache: Path, stages: Collection[str]) -> list[str]:
     """Remove damage in the outputs of these stages and in DVC's `cache`. Returns one sentence for each repair.
 
     Outputs of other stages stay as they are: no DVC is about to bring them back. Objects are restored from them, too.
-    Everything that is right is synced, and then remembered.
     """
-    memory = integrity.load_memory()
+    (last, now), memory = _times(cache), integrity.load_memory()
     stage_hashes = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
     to_restore = dvc_lock.outputs(stage_hashes, stages)
-    objects = _objects(cache)
-    entries = sorted(str(path) for path in cache.glob("runs/*/*/*") if path.is_file())  # of the run cache
-    _announce(objects, memory)
-    outs = dvc_lock.outputs(stage_hashes)
-    outputs, hashed_outputs = integrity.inspect_outputs(outs, memory)
-    hashed_objects, hashed_entries = integrity.hash_files(objects, memory), integrity.hash_files(entries, memory)
-    damaged = [path for path, (md5, *_) in hashed_objects.items() if md5 != integrity.md5_of_object(path)]
-    new_entries = [path for path, entry in hashed_entries.items() if memory.get(path) != entry]
-    incomplete = [path for path in new_entries if not dvc_lock.outs_of_entry(Path(path))]
+    objects = [path for path in _objects(cache) if os.stat(path).st_ctime_ns >= last]  # noqa: PTH116  (very many)
+    _announce(objects)
+    outputs, hashed_outputs = integrity.inspect_outputs(dvc_lock.outputs(stage_hashes), memory)
+    hashed = integrity.hash_files(objects, {})
+    damaged = [path for path, (md5, *_) in hashed.items() if md5 != integrity.md5_of_object(path)]
     stale = [output for output in outputs if output.differs and output.path in to_restore]
     repairs = _touch_changed_files(stale, cache)
-    repairs += _remove_objects(damaged, outputs, cache) + _remove_compiled()
-    repairs += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
-    for path in incomplete:
-        Path(path).unlink(missing_ok=True)
-        with suppress(OSError):  # the folder has another entry
-            Path(path).parent.rmdir()
-    _remove_empty(cache)
-    removed = {*damaged, *incomplete}
-    entry_of = hashed_outputs | hashed_objects | hashed_entries
-    current = {path: entry for path, entry in entry_of.items() if path not in removed}
-    if current != memory:
-        sync(cache)
-        integrity.save_memory(current)
+    repairs += _remove_objects(damaged, outputs, cache) + _remove_compiled() + _remove_entries(cache, last)
+    if objects or hashed_outputs != memory:
+        settle(cache, now)
+        integrity.save_memory(hashed_outputs)
     return repairs
 
 
-def check(before: Collection[str], after: Collection[str]) -> None:
-    """Raise UserError if `repair` still had something to do after a run. `before`: what it did before the run."""
-    if after:
-        raise UserError(BEFORE if set(after) <= set(before) else DURING)
+def settle(cache: Path, time: int = 0) -> None:
+    """Sync everything, and note that the cache as it was at a time, by default now, need not be read."""
+    time = time or _times(cache)[1]
+    sync(cache)
+    with suppress(OSError):  # without write access, all is read again
+        files.write_text(SYNCED, str(time))
 
 
 def sync(cache: Path) -> None:
@@ -87,6 +75,19 @@ def sync(cache: Path) -> None:
             linux.sync(folder)
 
 
+def _times(cache: Path) -> tuple[int, int]:
+    """The time in SYNCED and the time now, as ctimes: every write changes a file's ctime, and no program can set it.
+
+    The disk may have another machine's clock. Without write access, and after that clock went back, the first is 0.
+    """
+    last = now = 0
+    with suppress(OSError, ValueError):
+        with tempfile.TemporaryFile(dir=cache) as probe:
+            now = os.fstat(probe.fileno()).st_ctime_ns
+        last = int(SYNCED.read_text())
+    return last if last <= now else 0, now
+
+
 def _objects(cache: Path) -> list[str]:
     """Every object in DVC's cache."""
     top = cache / "files" / "md5"
@@ -94,23 +95,26 @@ def _objects(cache: Path) -> list[str]:
     return [f"{folder}/{name}" for folder in folders for name in sorted(os.listdir(folder)) if NAME.fullmatch(name)]  # noqa: PTH208  (very many)
 
 
-def _announce(paths: list[str], memory: Hashed) -> None:
+def _announce(paths: list[str]) -> None:
     """Print a message if there is much to read."""
-    size = sum(Path(path).stat().st_size for path in paths if path not in memory)
+    size = sum(Path(path).stat().st_size for path in paths)
     if size > LARGE:
         print(f"repro: reading {size / 1e9:.0f} GB of DVC's cache, which is new here", file=sys.stderr)
 
 
-def _remove_empty(cache: Path) -> None:
-    """Remove empty folders of the run cache, because DVC fails at one.
-
-    No DVC works in this folder. A DVC in another folder may share the cache, and may be about to fill a new folder.
-    """
-    age = 0 if cache.resolve().is_relative_to(Path.cwd().resolve()) else IDLE_SECONDS
-    for folder in (cache / "runs").glob("*/*"):
-        with suppress(OSError):  # not empty, not a folder, or already removed
-            if time.time() - folder.stat().st_mtime >= age:
-                folder.rmdir()
+def _remove_entries(cache: Path, since: int) -> list[str]:
+    """Remove incomplete entries of the run cache which were written since a time; one sentence each."""
+    runs = cache / "runs"
+    if not runs.is_dir():
+        return []
+    with locks.exclusive(runs):
+        entries = [path for path in sorted(runs.glob("*/*/*")) if path.stat().st_ctime_ns >= since]
+        incomplete = [path for path in entries if not dvc_lock.outs_of_entry(path)]
+        for path in incomplete:
+            path.unlink()
+            with suppress(OSError):  # the folder has another entry; DVC fails at an empty one
+                path.parent.rmdir()
+    return [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
 
 
 def _remove_compiled() -> list[str]:

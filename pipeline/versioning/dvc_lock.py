@@ -1,6 +1,6 @@
 """Reads DVC's files: dvc.lock (what each stage read and wrote, by hash) and dvc.yaml (what each stage depends on).
 
-Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC that is killed leaves it cut.
+`dvc repro` rewrites dvc.lock in place: if it is killed, it may leave it cut.
 """
 
 import re
@@ -17,7 +17,6 @@ from pipeline.base import files
 from pipeline.base.errors import damaged, missing
 
 LOCK, YAML_FILE = Path("dvc.lock"), Path("dvc.yaml")
-BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 
 Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
 StageHashes = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
@@ -48,7 +47,7 @@ def outputs(stage_hashes: StageHashes, stages: Iterable[str] | None = None) -> H
 def entries(path: Path = LOCK) -> Mapping[str, Mapping[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
     try:
-        stages: Mapping[str, Mapping[str, Any]] = _content(path.read_text(encoding="utf-8"))["stages"]
+        stages: Mapping[str, Mapping[str, Any]] = parsed(path.read_text(encoding="utf-8"))["stages"]
         stage_hashes(stages)  # raises for a damaged file
         _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
         return stages
@@ -127,7 +126,7 @@ def outs(stage: str) -> dict[str, bool]:
 def _stages() -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml, each with its deps as text."""
     try:
-        stages = _content(YAML_FILE.read_text(encoding="utf-8"))["stages"]
+        stages = parsed(YAML_FILE.read_text(encoding="utf-8"))["stages"]
         return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
     except FileNotFoundError:
         raise missing(YAML_FILE, "run from the project's folder, where it lies") from None
@@ -136,7 +135,7 @@ def _stages() -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=4)  # parsing dvc.lock takes 0.2 s, and `perennial repro` asks ten times; nobody changes the result
-def _content(text: str) -> Any:
+def parsed(text: str) -> Any:
     """The content of a YAML text. Raises YAMLError."""
     return YAML(typ="safe", pure=True).load(text)
 
@@ -153,27 +152,19 @@ def put_in_order() -> None:
         files.write_text(LOCK, head + "".join(ordered))
 
 
-def backup() -> None:
-    """Copy dvc.lock to BACKUP, if it is whole."""
-    if text := _whole_text(LOCK):
-        files.write_text(BACKUP, text)
-
-
 def is_cut() -> bool:
     """Whether there is a dvc.lock, and a killed DVC left it incomplete."""
     return LOCK.is_file() and not _whole_text(LOCK)
 
 
 def restore() -> str:
-    """Replace dvc.lock by BACKUP, or by the committed one, or remove it. Returns what was done, in words."""
-    if text := _whole_text(BACKUP):
-        files.write_text(LOCK, text)
-        return "put back as it was before the last run"
+    """Replace dvc.lock by the committed one, or remove it. Returns what was done, in words."""
+    newer = "stages that had finished since then come from DVC's run cache, or run again"
     if text := _committed_text():
         files.write_text(LOCK, text)
-        return "put back as it was last committed"
+        return f"put back as it was last committed; {newer}"
     LOCK.unlink()
-    return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
+    return f"none is committed, so it is removed; {newer}"
 
 
 def here() -> StageHashes:
@@ -218,7 +209,7 @@ def outs_of_entry(path: Path) -> Hashes:
 def _table(text: str) -> dict[str, Any]:
     """A text of YAML as a table; empty if it is not a table, or its last line has no end."""
     try:
-        content = _content(text)
+        content = parsed(text)
     except YAMLError:
         return {}
     return content if text.endswith("\n") and isinstance(content, dict) else {}

@@ -5,7 +5,7 @@
 DVC writes a new entry of the run cache beside the old ones, and then renames it. Another DVC that looks for the newest
 entry at that moment takes it for a damaged one and removes it, and the first DVC fails (dvc/stage/cache.py, DVC 3).
 This module imports nothing of the project: work copies of other commits run it by its path. The word `dvc` is there so
-that others recognize this process (killed_dvc.is_dvc).
+that others recognize this process (processes.is_dvc).
 """
 
 import fcntl
@@ -26,6 +26,9 @@ def lock() -> None:
 
     for name in ("_load", "save"):
         setattr(StageCache, name, _exclusive(getattr(StageCache, name)))
+    load = StageCache._load_cache
+    # DVC fails at the empty folder that a killed DVC leaves: the newest entry in it is None.
+    StageCache._load_cache = lambda cache, key, entry: entry and load(cache, key, entry)
 
 
 def _exclusive(method: Callable[..., Any]) -> Callable[..., Any]:

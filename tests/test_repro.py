@@ -1,0 +1,437 @@
+"""`perennial repro` is DVC in its process: what it says, its locks, signals and kills, and `dvc repro` beside it."""
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import dvc
+import psutil
+import pytest
+from dvc.utils.serialize import dump_yaml
+
+from benchmarks.harness import workspace
+from pipeline.base import linux
+from pipeline.versioning import changed_dvc, dvc_lock, in_process, processes, questions
+from tests.conftest import PROJECT, read_params
+from tests.helpers.in_process import commit, create_small, enter_copy, run
+from tests.helpers.refusals import refuses
+from tests.helpers.terminals import on_terminal
+from tests.helpers.trainings import wait_for, working_in
+
+REPRO = [sys.executable, "-m", "pipeline", "repro"]
+RWLOCK, ME = Path(".dvc/tmp/rwlock"), psutil.Process(os.getpid())
+AGAIN = pytest.mark.slow("the same with another signal; make test has the first")
+REPLACED = {  # module → function or class, digest of its code in the version of DVC that is changed
+    "utils/serialize/_common.py": {"_dump_data": "95e5f539", "_modify_data": "f15dabe8"},
+    "utils/serialize/_yaml.py": {"parse_yaml": "db96b832", "dump_yaml": "8caa3562"},
+    "rwlock.py": {"_edit_rwlock": "0499c993", "rwlock": "d4896875"},
+    "stage/__init__.py": {"dump": "7cbd4fc5", "reproduce": "96e96d66"},
+    "stage/run.py": {"_run": "aaf4deb9", "cmd_run": "ea684f58", "run_stage": "26b532e3"},
+    "stage/cache.py": {
+        "_load": "e3914bbe",
+        "_load_cache": "140172c8",
+        "_create_stage": "4cfff07f",
+        "save": "aaf92ab4",
+        "restore": "6ba97e98",
+    },
+    "repo/reproduce.py": {"reproduce": "6ecc2a43", "_reproduce": "af88eb24", "_reproduce_stage": "d4fa714b"},
+    "commands/repro.py": {"CmdRepro": "1138ee74"},
+}
+
+
+def test_dvc_is_the_one_that_is_changed() -> None:
+    """What is replaced, and what calls it, is as it was. After a change: read it, then write the new digest here."""
+    digests = {}
+    for module, names in REPLACED.items():
+        text = (Path(dvc.__file__).parent / module).read_text()
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        code = {node.name: str(ast.get_source_segment(text, node)) for node in nodes}
+        digests[module] = {name: hashlib.md5(code[name].encode()).hexdigest()[:8] for name in names}
+    assert (dvc.__version__, digests) == (changed_dvc.CHECKED, REPLACED)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with two small stages. Tests copy it."""
+    return create_small(tmp_path_factory.mktemp("small") / "project")
+
+
+@pytest.fixture
+def project(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy as the working folder."""
+    return enter_copy(small, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def done(project: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+    """The same after a run."""
+    assert run(capfd)[0] == 0
+    return project
+
+
+def how(text: str) -> None:
+    """How a stage ends."""
+    Path("how").write_text(text)
+
+
+# ---- what a person sees
+
+
+def test_only_the_stages_speak(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On a terminal, which the stages have as their own. What does not run is named in one line. --verbose is DVC's."""
+    status, stdout = on_terminal(REPRO, project, env=workspace.environment(project) | {"PYTHONPATH": str(PROJECT)})
+    assert status == 0
+    assert stdout.replace("\r", "").splitlines()[1:3] == ["one: begins; True, True", "two: begins; True, True"]
+    assert run(capfd)[1:] == (["repro: unchanged: one, two"], [])
+    Path("two").unlink()
+    assert run(capfd)[1:] == (["repro: unchanged: one; taken from DVC's cache: two"], [])
+    assert "Stage 'two' didn't change, skipping" in run(capfd, "--verbose")[1]
+    assert run(capfd, "--quiet")[1] == []
+    how("two fails")  # but nothing runs
+    status, stdout_lines, _ = run(capfd, "--dry", "--force")
+    assert (status, [line for line in stdout_lines if line.startswith("Running")]) == (
+        0, ["Running stage 'one':", "Running stage 'two':"]
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stage_that_refuses_has_the_last_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """DVC's own line about it is not shown. A stage that a signal ended has said nothing."""
+    begins = ["one: begins; False, False", "two: begins; False, False"]
+    how("two fails")
+    assert run(capfd) == (255, begins, ["two: refused"])
+    how("two is killed")
+    status, stdout, (line,) = run(capfd)
+    assert (status, stdout) == (255, ["repro: unchanged: one", begins[1]])
+    assert line.startswith("repro: two: ended by SIGKILL; ")
+
+
+@pytest.mark.usefixtures("project")
+def test_the_time_of_a_stage_that_failed_is_not_noted(capfd: pytest.CaptureFixture[str]) -> None:
+    """With --keep-going. DVC also warns of an empty file: once, though two stages have it."""
+    with Path("dvc.yaml").open("a") as stages:
+        stages.write("  writer: {cmd: true > empty, outs: [empty]}\n")
+        stages.write("  reader: {cmd: echo read > read, deps: [empty], outs: [read]}\n")
+    how("two fails")
+    status, _, stderr = run(capfd, "--keep-going")
+    assert (status, "two: refused" in stderr) == (255, True)
+    assert len([line for line in stderr if line.startswith("WARNING:") and "empty" in line]) == 1
+    assert in_process.read_notes(in_process.SECONDS).keys() == {"one", "writer", "reader"}
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("stages", "words", "named"), [("stages: 1\n", [], "dvc.yaml"), ("", ["nothing"], "nothing")])
+def test_an_error_of_dvc_is_shown(stages: str, words: list[str], named: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """With a last line that says how to go on, and DVC's exit status. Questions are refused."""
+    if stages:
+        Path("dvc.yaml").write_text(stages)
+    status, stdout, stderr = run(capfd, *words)
+    assert (status, stdout) == (255, [])
+    assert named in "\n".join(stderr[:-1])
+    assert stderr[-1].startswith("repro: dvc repro: ")
+    assert run(capfd, "--no-such-option")[0] == 254
+    with refuses(("repro", "value")):
+        run(capfd, "--interactive")
+
+
+DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}
+ALL = DATA | {"weights", "features", "train"} | LAST
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ([], ALL), (["--force"], ALL), (["--pipeline", "split"], ALL), (["prepare"], DATA),
+        (["prepare", "weights"], DATA | {"weights"}), (["evaluate"], ALL - {"export", "card", "report"}),
+        (["--downstream", "split"], ALL - {"download", "weights"}), (["--glob", "sp*"], {"download", "split"}),
+        (["--single-item", "train"], {"train"}), (["-sf", "report"], {"report"}), (["-P"], ALL),
+    ],
+)  # fmt: skip
+def test_what_a_run_brings_up_to_date(words: list[str], stages: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DVC finds it. Only these outputs are checked, and only their figures are shown."""
+    monkeypatch.chdir(PROJECT)
+    with questions.asked() as repo:
+        assert {stage.addressing for stage in in_process.stages(repo, in_process.parse(words))} == stages
+
+
+# ---- what is written, and what a killed DVC leaves
+
+
+def test_a_file_of_dvc_is_whole_at_every_moment(done: Path) -> None:
+    """If the work ends while dvc.lock or the locks are written, they are as before. An equal text is not written."""
+
+    def cut(_: object, stream: Any) -> None:
+        stream.write("stages:")
+        raise InterruptedError
+
+    before = Path("dvc.lock").read_bytes()
+    with pytest.raises(InterruptedError):
+        changed_dvc.dump_data("dvc.lock", {}, cut)
+    assert Path("dvc.lock").read_bytes() == before
+    inode = RWLOCK.stat().st_ino
+    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False):
+        pass
+    assert RWLOCK.stat().st_ino == inode
+    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False) as locks:
+        locks["write"][str(done / "one")] = {"pid": ME.pid, "cmd": "x"}
+        opened = RWLOCK.open("rb")
+    with opened:
+        assert RWLOCK.stat().st_ino != inode
+        assert opened.read() == b"{}"
+
+
+@pytest.mark.usefixtures("project")
+def test_outputs_are_on_the_disk_before_dvc_lock_names_them(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each sync, the outputs and their copies in the cache are there, and dvc.lock does not name them yet."""
+    synced: list[tuple[bool, bool]] = []
+    stage = iter(("one", "one", "two", "two"))  # the disk of the cache, and that of the project
+
+    def sync(_: Path) -> None:
+        if name := next(stage, ""):
+            synced.append((Path(name).exists(), dvc_lock.LOCK.exists() and name in dvc_lock.read()))
+
+    monkeypatch.setattr(linux, "sync", sync)
+    assert run(capfd)[0] == 0
+    assert synced == [(True, False)] * 4
+
+
+@pytest.mark.usefixtures("project")
+def test_a_lock_is_read_and_written_as_by_dvc() -> None:
+    """DVC keeps comments in a file that it writes again, which takes seconds; dvc.lock has none: the same bytes."""
+    lock, text = Path("dvc.lock"), (PROJECT / "results/demo/dvc.lock").read_text()
+    odd = [
+        1e-5,
+        1e16,
+        0.1,
+        1.0,
+        -0.0,
+        10**30,
+        "1e3",
+        "null",
+        "a: b",
+        "",
+        "ü",
+        "#",
+        "a\nb",
+        "long " * 50,
+        None,
+        True,
+        {},
+    ]
+
+    def written(content: Any) -> str:
+        dump_yaml(lock, content)
+        return lock.read_text()
+
+    assert written(changed_dvc.parse_yaml(text, str(lock))) == text
+    for each in (text, written({"odd": odd})):
+        ways = (changed_dvc.upstream_parse, changed_dvc.parse_yaml)
+        assert [written(parse(each, str(lock), "rt")) for parse in ways] == [each, each]
+
+
+@pytest.mark.usefixtures("done")
+def test_a_cut_lock_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
+    """As `dvc repro` leaves it when it is killed. Without a committed one, DVC's run cache has all that is in it."""
+    content = Path("dvc.lock").read_bytes()
+    for cut in (b"", b"schema: '2.0'\nstag"):
+        Path("dvc.lock").write_bytes(cut)
+        _, stdout, (line,) = run(capfd)
+        assert line.startswith("repro: dvc.lock was cut ")
+        assert stdout == ["repro: taken from DVC's cache: one, two"]
+        assert Path("dvc.lock").read_bytes() == content
+    commit()
+    Path("dvc.lock").write_bytes(content[: len(content) // 2])
+    assert run(capfd)[1] == ["repro: unchanged: one, two"]
+    assert Path("dvc.lock").read_bytes() == content
+
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+
+def leave_lock(project: Path, pid: int, after: float) -> None:
+    """Leave the rwlock that a `dvc repro` of this PID would have written, so many seconds after it began."""
+    process = {"pid": pid, "cmd": "/bin/dvc repro"}
+    RWLOCK.write_text(
+        json.dumps({"read": {str(project / "given"): [process]}, "write": {str(project / "one"): process}})
+    )
+    os.utime(RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "after", "is_held"), [("repro", -1, False), ("other", 1, False), ("repro", 1, True)]
+)
+def test_a_lock_of_a_killed_dvc_holds_nobody(
+    done: Path, argument: str, after: float, is_held: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though another process has its PID, which began later or is another program. A lock whose holder lives stays."""
+    with ExitStack() as stack:
+        other = stack.enter_context(subprocess.Popen([*SLEEP, argument]))
+        stack.callback(other.kill)
+        leave_lock(done, other.pid, after)
+        before = RWLOCK.read_bytes()
+        if is_held:
+            with refuses(("repro", "busy")) as refused:
+                run(capfd)
+            assert str(other.pid) in refused.value.faults[0].value
+            assert RWLOCK.read_bytes() == before
+        else:
+            status, stdout, (line,) = run(capfd)
+            assert (status, stdout) == (0, ["repro: unchanged: one, two"])
+            assert line.startswith(f"repro: {RWLOCK} ")
+        assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000]
+)
+def test_an_rwlock_that_is_none_is_put_right(project: Path, content: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Any content: nothing fails, and it is said."""
+    RWLOCK.write_text(content)
+    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False) as locks:
+        assert not any(locks.values())
+    assert capfd.readouterr().err.startswith(f"repro: {RWLOCK} ")
+    assert RWLOCK.read_bytes() == b"{}"
+
+
+@pytest.mark.usefixtures("done")
+def test_an_empty_folder_in_the_run_cache_is_no_entry(capfd: pytest.CaptureFixture[str]) -> None:
+    """A DVC that was killed before it wrote the entry leaves one, at which DVC fails."""
+    for entry in Path(".dvc/cache/runs").glob("*/*/*"):
+        entry.unlink()
+    Path("dvc.lock").unlink()
+    assert run(capfd)[:2] == (0, ["one: begins; False, False", "two: begins; False, False"])
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        ("python -m pipeline repro", True), ("python -u -m pipeline rank train", True),
+        ("srun --nodes=2 python -m pipeline rank train", True), ("setpriv --pdeathsig TERM python -m pipeline", True),
+        ("python -m pipeline.planning.trial question", True), ("/venv/bin/python3 /venv/bin/perennial repro", True),
+        ("python -m pipelines", False), ("less /home/me/perennial", False), ("python -m", False), ("python", False),
+    ],
+)  # fmt: skip
+def test_a_process_of_this_program_is_known_by_its_command(command: str, is_ours: bool) -> None:
+    """A work copy is removed only when none works in it."""
+    assert processes.is_perennial(command.split()) == is_ours
+
+
+# ---- signals and kills: real starts
+
+
+def begin(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """Start `perennial repro` and wait until its first stage runs."""
+    how("one waits")
+    command = subprocess.Popen([*REPRO, *words], start_new_session=True, stderr=subprocess.PIPE, text=True, **options)
+    wait_for(lambda: Path("began").exists() or command.poll() is not None, "the stage does not begin")
+    assert command.poll() is None
+    return command
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        pytest.param(signal.SIGTERM, ["--keep-going", "two"], id="TERM"),
+        pytest.param(signal.SIGINT, [], id="INT", marks=AGAIN),
+    ],
+)
+def test_a_signal_reaches_the_stage_and_it_ends_last(
+    project: Path, number: signal.Signals, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stage saves, no stage begins after it, no process stays, and the next run succeeds without a repair.
+
+    Meanwhile a second run is refused, and names the process. Stopped by the terminal (Ctrl-Z), all stop, and go on.
+    """
+    command = begin(*words)
+    with refuses(("repro", "busy")) as refused:
+        run(capfd)
+    assert str(command.pid) in refused.value.faults[0].value
+    both = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]
+    assert len(both) == 2
+    command.send_signal(signal.SIGTSTP)
+    wait_for(lambda: {process.status() for process in both} == {psutil.STATUS_STOPPED}, "one goes on")
+    command.send_signal(signal.SIGCONT)
+    wait_for(lambda: psutil.STATUS_STOPPED not in {process.status() for process in both}, "one is stopped")
+    command.send_signal(number)
+    _, stderr = command.communicate()
+    assert (command.returncode, stderr) == (128 + number, "")
+    assert Path("saved").read_text() == str(int(number))
+    assert working_in(project) == [ME]
+    assert not Path("dvc.lock").exists()
+    how("")
+    assert run(capfd)[::2] == (0, [])
+
+
+def test_killed_itself_it_takes_the_stage_along(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After KILL the stage is terminated, and saves. The lock that is left holds nobody."""
+    command = begin()
+    command.kill()
+    command.communicate()
+    wait_for(lambda: working_in(project) == [ME], "it goes on")
+    assert Path("saved").read_text() == str(int(signal.SIGTERM))
+    assert not Path("dvc.lock").exists()
+    how("")
+    status, _, (line,) = run(capfd)
+    assert status == 0
+    assert line.startswith(f"repro: {RWLOCK} ")
+
+
+# ---- DVC by a person's own hand
+
+
+def by_hand(*words: str) -> bytes:
+    """The dvc.lock after a command of DVC."""
+    subprocess.run([sys.executable, "-m", "dvc", *words], check=True, capture_output=True)
+    return Path("dvc.lock").read_bytes()
+
+
+@pytest.mark.usefixtures("project")
+def test_dvc_by_hand_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+    """`dvc repro` after a kill of `perennial repro`, and `dvc exp run`."""
+    command = begin()
+    command.kill()
+    command.communicate()
+    wait_for(lambda: working_in(Path.cwd()) == [ME], "it goes on")
+    how("")
+    lock = by_hand("repro")
+    assert run(capfd)[1] == ["repro: unchanged: one, two"]
+    commit()
+    assert by_hand("exp", "run", "--force") == lock
+    assert run(capfd, "--force") == (0, ["one: begins; False, False", "two: begins; False, False"], [])
+    assert Path("dvc.lock").read_bytes() == lock
+
+
+@pytest.mark.slow("DVC's queue takes half a minute to end")
+@pytest.mark.usefixtures("done")
+def test_a_queued_experiment_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+    """DVC runs it in a folder of its own."""
+    commit()
+    by_hand("exp", "run", "--queue", "--name", "other", "-S", "train.lr=0.25")
+    by_hand("exp", "run", "--run-all")
+    lock = by_hand("exp", "apply", "other")
+    assert read_params(Path("params.yaml"))["train"]["lr"] == 0.25
+    assert run(capfd, "--force")[0] == 0
+    assert Path("dvc.lock").read_bytes() == lock
+
+
+@pytest.mark.slow("all stages; make test runs them under DVC in processes of their own")
+def test_all_stages_in_one_process_give_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    """So a test may make a finished project in this way."""
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    shutil.rmtree(folder / ".dvc/cache")
+    lock = (folder / "dvc.lock").read_bytes()
+    command = [sys.executable, "-m", "tests.helpers.one_process", "--force"]
+    environ = workspace.environment(tmp_path) | {"PYTHONPATH": f"{folder}:{PROJECT}"}
+    done = subprocess.run(command, cwd=folder, env=environ, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "dvc.lock").read_bytes() == lock
