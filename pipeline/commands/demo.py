@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import children, files
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config import document, params
@@ -23,7 +23,7 @@ from pipeline.config.params import Arithmetic
 from pipeline.data import corrections, split_report
 from pipeline.evaluation import figures
 from pipeline.reruns import record, workcopy
-from pipeline.versioning import dvc_lock, programs
+from pipeline.versioning import children, dvc_lock, programs
 
 FOLDER = Path(".demo")
 LOCK = record.DEMO / dvc_lock.LOCK

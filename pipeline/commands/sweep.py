@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import children, files, locks, schema
+from pipeline.base import files, locks, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config import document, params
@@ -34,7 +34,7 @@ from pipeline.reruns import ranges, runner, search, sweep_page, trial_copies, tr
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.runner import Job, Outcome, Slot
 from pipeline.reruns.trials import TrialResult
-from pipeline.versioning import dvc_lock, identity, programs
+from pipeline.versioning import children, dvc_lock, identity, programs
 
 TRAIN = "weights", "features", "train"  # the stages of a trial
 TEST = *TRAIN, "evaluate"  # of the best one

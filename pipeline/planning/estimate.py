@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pipeline.base import children, linux, threads
+from pipeline.base import linux, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config.params import Params
@@ -23,6 +23,7 @@ from pipeline.evaluation import acceptance
 from pipeline.learning import environment
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
+from pipeline.versioning import children
 
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
 STARTS = 6  # the stages and DVC take as long as this many starts of a process that trains [measured]

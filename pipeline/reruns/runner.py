@@ -21,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.base import children, linux
+from pipeline.base import linux
 from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
 from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config.params import Params
 from pipeline.reruns import slurm
 from pipeline.reruns.slurm import BatchJob
-from pipeline.versioning import programs, run_cache
+from pipeline.versioning import children, programs, run_cache
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
 # Lines of a log that say how far a run is.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeline.base import children, files, schema
+from pipeline.base import files, schema
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -23,7 +23,7 @@ from pipeline.reruns import comparison, repetition
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.running import claim
 from pipeline.running.claim import Claim
-from pipeline.versioning import dvc_lock, programs
+from pipeline.versioning import children, dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
 CLAIM, DIFFERENCE = "claim.json", "difference.json"  # in a work copy

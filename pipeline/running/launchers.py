@@ -28,6 +28,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
 from pipeline.running.exits import ENDED_NOTE, GRACE_SECONDS, PEER_DIED, SIGNALS
 from pipeline.running.watchdog import Watch
+from pipeline.versioning import children
 
 # The signals that asked this launcher to stop and that it has forwarded → the time of the first one (time.monotonic())
 SIGNAL_TIMES: dict[int, float] = {}
@@ -65,7 +66,7 @@ def alone(command: Sequence[str], run: Run) -> None:
         ) as process,
         supervise(pids, run.timeout_seconds) as watch,
     ):
-        code = process.wait()
+        code = children.wait(process)
     if code:
         raise UserError(*first_to_end({0: code}, watch, run))
 

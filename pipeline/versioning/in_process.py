@@ -31,9 +31,9 @@ from dvc.repo.reproduce import _reproduce_stage, collect_stages, get_active_grap
 from dvc.stage import Stage
 from dvc.stage.exceptions import StageCmdFailedError
 
-from pipeline.base import children, files, linux
+from pipeline.base import files, linux
 from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, UserError
-from pipeline.versioning import changed_dvc, programs, questions
+from pipeline.versioning import changed_dvc, children, programs, questions
 
 # What `perennial plan` reads, and on which nothing depends.
 SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run
@@ -139,7 +139,7 @@ class Run:
         self.command = subprocess.Popen(words, process_group=0, **options)
         if self.signal:
             children.send(self.command, self.signal)
-        status = self.command.wait()
+        status = children.wait(self.command)
         children.wait_for_all(others)  # a killed stage leaves processes that save their state
         self.command, self.is_starting = None, False
         if self.signal:

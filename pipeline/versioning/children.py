@@ -36,11 +36,21 @@ def run(command: Sequence[str], **options: Any) -> int:
     others = pids()
     process = start(command, **options)
     try:
-        return int(process.wait())
+        return wait(process)
     finally:
         if process.poll() is None:
             send(process, signal.SIGTERM)
         wait_for_all(others)
+
+
+def wait(process: subprocess.Popen[Any]) -> int:
+    """The exit status of a process, after its end. Signals are handled meanwhile, within a second.
+
+    A signal that came just before a wait without end would be handled only after it.
+    """
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return int(process.wait(1))
 
 
 def send(process: subprocess.Popen[Any], number: int) -> None:
