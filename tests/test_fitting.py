@@ -177,8 +177,9 @@ from argparse import Namespace
 from pipeline.running import frame
 frame.check_code = lambda name: None  # this process has the modules of all stages
 for stage in ("split", "prepare", "weights", "features", "train", "evaluate", "export", "card", "report"):
-    module = "launch" if stage == "features" else stage  # for a head that is trained, no process computes features
-    if status := importlib.import_module(f"pipeline.stages.{module}").main(Namespace(command=stage)):
+    # For a head that is trained, no process computes features.
+    module = "running.launch" if stage == "features" else f"stages.{stage}"
+    if status := importlib.import_module(f"pipeline.{module}").main(Namespace(command=stage)):
         sys.exit(status)
 """
 

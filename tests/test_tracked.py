@@ -26,7 +26,7 @@ OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at 
     "data.url": "file://{folder}/the same archive.tgz",
     "run.save_every_epochs": 1, "run.keep_states": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1,
     "run.checkpoint_seconds": 1, "run.epoch_checkpoint_seconds": 0, "run.timeout_seconds": 77,
-    "run.checkpoint_copy": "{folder}/copies",
+    "run.checkpoint_copy": "elsewhere/copies",
 }  # fmt: skip
 ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.launcher": "test_nodes.py::test_trainings_at_the_same_time_do_not_collide",
