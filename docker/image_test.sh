@@ -308,7 +308,7 @@ stopped_and_resumed() {
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
     # As a killed DVC leaves its lock. Which process has its PID now is chance, but PID 1 always exists.
     local lock='{"write": {"/workspace/models": {"pid": 1, "cmd": "dvc repro"}}}'
-    inside perennial-test:runtime sh -c "echo '$lock' > .dvc/tmp/rwlock"
+    inside perennial-test:runtime sh -c "echo '$lock' > .dvc/tmp/rwlock; touch -d '1 minute ago' .dvc/tmp/rwlock"
     "${compose[@]}" --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
     grep --quiet --text "repro: .*was left locked by a killed DVC" "$LAB/resumed.log" || refuse "no lock was left"
     cmp "$LAB"/{published,workspace}/dvc.lock || refuse "dvc.lock differs from that of the host"

@@ -1,6 +1,7 @@
 """Whether a process still lives, and which processes of DVC and of this project work in a folder."""
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -34,7 +35,7 @@ def is_dvc(words: Sequence[str]) -> bool:
     return any(path.name == "dvc" or path.parts[-2:] == ("dvc", "__main__.py") for path in map(Path, words))
 
 
-def lives(pid: int, command: str, time: float) -> bool:
+def lives(pid: int, command: str, moment: float) -> bool:
     """Whether the process still lives that had this PID and this command (sys.argv) at a time.
 
     A process with this PID that began later, or has another last argument, is another one: in a container, which has
@@ -42,10 +43,16 @@ def lives(pid: int, command: str, time: float) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE or process.create_time() > time:
+        if process.status() == psutil.STATUS_ZOMBIE or began(pid) > moment:
             return False
         return pid == os.getpid() or " ".join(process.cmdline()).endswith(command.rsplit(" ", maxsplit=1)[-1])
     except psutil.AccessDenied:
         return True
     except (psutil.Error, OSError, ValueError):
         return False
+
+
+def began(pid: int) -> float:
+    """When a process began, to 0.01 s: psutil's create_time can be a second too early. Raises OSError without one."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
