@@ -23,7 +23,7 @@ from pipeline.learning.choices import PARALLELS
 from pipeline.learning.loop import Learner, Totals
 from pipeline.learning.parallel import ParallelModel
 from pipeline.learning.state import make_learner, make_model
-from pipeline.learning.world import World
+from pipeline.learning.task import Task
 from pipeline.loader import storage
 from pipeline.loader.batches import Batch, train_batches
 from pipeline.loader.sampler import Share
@@ -32,17 +32,8 @@ from pipeline.running import group, rendezvous
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Task):
     """A dataset on its device, and the params to train on it with one process."""
-
-    config: Params
-    dataset: Dataset
-    world: World
-
-    @property
-    def rows(self) -> int:
-        """The number of training images."""
-        return len(self.dataset.packed.rows("train"))
 
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""

@@ -65,12 +65,15 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
             port = int(launcher_store.get("perennial/port"))
             store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
         peers = rendezvous.gather_messages(store, world, "process", f"(pid {os.getpid()}) on {os.uname().nodename}")
-        yield store
-        dist.barrier()  # the store ends with rank 0, so no process may still need it
+        try:
+            yield store
+            dist.barrier()  # the store ends with rank 0, so no process may still need it
+        except RuntimeError as error:
+            if is_peer_failure(error):
+                leave(error, store, world, peers)
+            raise
     except BaseException as error:
         has_failed = True
-        if isinstance(error, RuntimeError) and is_peer_failure(error):
-            leave(error, store, world, peers)
         # The error's frames reference the wrapped model, which references the group. The model must be freed first:
         # otherwise the end of the process can hang.
         traceback.clear_frames(error.__traceback__)
@@ -113,7 +116,7 @@ def leave(error: RuntimeError, store: Store, world: World, peers: Sequence[str])
     silent = silent_ranks(store, world)
     names = ", ".join(f"process {rank} of {world.size} {peers[rank]}" for rank in silent)
     cause = f"{names} ended or was silent" if silent else "an exchange with another process failed"
-    os.write(2, f"train: {cause} ({rendezvous.first_line(error)}); process {world.rank} leaves too\n".encode())
+    os.write(2, f"process {world.rank} leaves: {cause} ({rendezvous.first_line(error)})\n".encode())
     if note := os.environ.get(ENDED_NOTE):
         with suppress(OSError), Path(note).open("x") as file:
             file.write(str(silent[0] if silent else -1))
