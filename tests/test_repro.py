@@ -4,7 +4,6 @@ import ast
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -422,16 +421,3 @@ def test_a_queued_experiment_gives_the_same_bytes(capfd: pytest.CaptureFixture[s
     assert read_params(Path("params.yaml"))["train"]["lr"] == 0.25
     assert run(capfd, "--force")[0] == 0
     assert Path("dvc.lock").read_bytes() == lock
-
-
-@pytest.mark.slow("all stages; make test runs them under DVC in processes of their own")
-def test_all_stages_in_one_process_give_the_same_bytes(finished: Path, tmp_path: Path) -> None:
-    """So a test may make a finished project in this way."""
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    shutil.rmtree(folder / ".dvc/cache")
-    lock = (folder / "dvc.lock").read_bytes()
-    command = [sys.executable, "-m", "tests.helpers.one_process", "--force"]
-    environ = workspace.environment(tmp_path) | {"PYTHONPATH": f"{folder}:{PROJECT}"}
-    done = subprocess.run(command, cwd=folder, env=environ, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "dvc.lock").read_bytes() == lock
