@@ -63,7 +63,11 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow("four starts of torchrun; make test has two nodes that differ, which are refused")
 @pytest.mark.parametrize(
-    "damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images-00000.bin")], ids=["gone", "changed"]
+    "damage",
+    [
+        pytest.param(shutil.rmtree, id="gone", marks=pytest.mark.nightly("the same without images")),
+        pytest.param(lambda folder: one_pixel(folder / "images-00000.bin"), id="changed"),
+    ],
 )
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """One node has no packed images, or a changed pixel, and says so. The other one does not wait, and says the same.
@@ -190,7 +194,7 @@ def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeyp
     assert outputs(folders[0]) == outputs(folders[1])
 
 
-@pytest.mark.slow("two to four starts of a training; make test compares each variable without one")
+@pytest.mark.nightly("two to four starts of a training; make test compares each variable without one")
 def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
     """A run that began without a variable is refused with it: name and both values are shown. Without it, it goes on.
 

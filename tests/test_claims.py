@@ -63,7 +63,7 @@ def test_states_are_hashed_every_so_many_epochs(tmp_path: Path) -> None:
     assert len(weights) == 1
 
 
-@pytest.mark.slow("three trainings with real processes; make test has one of each kind")
+@pytest.mark.nightly("three trainings with real processes; make test has one of each kind")
 def test_states_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     """With elastic the whole history is the same for 1, 2 and 3 processes; one goes on from the state of another."""
     histories = set()
@@ -124,7 +124,9 @@ def first_difference(folder: Path, *words: str) -> subprocess.CompletedProcess[s
     return starts.run(command, cwd=folder, env=environ)
 
 
-@pytest.mark.slow("each operator of a step is hashed in four trainings, which are really started; make test has states")
+@pytest.mark.nightly(
+    "each operator of a step is hashed in four trainings, which are really started; make test has states"
+)
 def test_the_first_other_operator_of_two_trainings_is_named(tmp_path: Path) -> None:
     """First the step with another state; in this step, the operator with other values for equal arguments."""
     for arithmetic in ("native", "portable"):

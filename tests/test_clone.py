@@ -13,7 +13,7 @@ from pipeline.reruns import clone
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
 
-AGAIN = pytest.mark.slow("Git and DVC for each of them; make test has one of each exit status")
+AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each exit status")
 REPEATS = pytest.mark.slow("every stage under DVC; make test refuses what is refused before a stage runs")
 
 

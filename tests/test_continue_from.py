@@ -18,7 +18,7 @@ from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, create_project
 
-UNDER_DVC = pytest.mark.slow("several runs of DVC; make test has the parts: the file, and loading it")
+UNDER_DVC = pytest.mark.nightly("several runs of DVC; make test has the parts: the file, and loading it")
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_what_a_run_that_did_not_end_well_wrote_is_read(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     "damage",
-    [flip, *(pytest.param(d, marks=pytest.mark.slow("the same; make test flips a bit")) for d in (cut, overwrite))],
+    [flip, *(pytest.param(d, marks=pytest.mark.nightly("the same; make test flips a bit")) for d in (cut, overwrite))],
 )
 def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object of each kind is named and restored from the output, and no stage runs."""
@@ -159,7 +159,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     assert integrity.inspect_outputs(outs(project), {})
 
 
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
+@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     """After `dvc exp run` and `git checkout .`, models and figures are those of the experiment. `repro prepare` makes
     neither anew, so it names and touches none of them. `perennial repro` then brings them back."""
@@ -176,7 +176,7 @@ def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     assert everything(project) == before
 
 
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
+@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     """Params A, B, A, and an object of A is damaged in between: it is removed, and its stage runs again."""
     text, before = (project / "params.yaml").read_bytes(), everything(project)

@@ -73,7 +73,7 @@ def project(original: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
+@pytest.mark.nightly("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
 def test_the_first_result_is_the_same_bytes(project: Path) -> None:
     """A machine that gives the recorded bytes is found by its first seed. The cache stays as it is."""
     before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}

@@ -26,7 +26,7 @@ from tests.helpers import starts
 from tests.helpers.projects import create_project
 from tests.helpers.trainings import digests
 
-EACH = pytest.mark.slow("the same for each stage; make test has one or two stages")
+EACH = pytest.mark.nightly("the same for each stage; make test has one or two stages")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
 
@@ -134,7 +134,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Pat
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
-@pytest.mark.slow("two trainings of two processes; make test fills the disk of another stage")
+@pytest.mark.nightly("two trainings of two processes; make test fills the disk of another stage")
 @needs_root
 def test_a_disk_that_is_full_while_training_is_named(finished: Path, disk: Path) -> None:
     """If the checkpoint or the export has no space: one line, and no incomplete file. The next run goes on."""
@@ -189,7 +189,7 @@ def as_a_stranger(folder: Path, words: list[str], **environ: str) -> subprocess.
 
 
 @needs_root
-@pytest.mark.slow("a whole pipeline under DVC, for a user; make test runs one of its own stages as that user")
+@pytest.mark.nightly("a whole pipeline under DVC, for a user; make test runs one of its own stages as that user")
 def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path) -> None:
     """The pipeline runs as in a container with any --user."""
     folder = tmp_path / "w"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline.running import checkpoint
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.trainings import (
     LONG,
     digests,
@@ -73,36 +73,37 @@ def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FOUR_SIGNALS = ("TERM", "INT", "USR1", "KILL")
-OTHERS = pytest.mark.nightly("the same with other signals; make test-ci has each of them with torchrun")
-FURTHER = pytest.mark.slow("further trainings of two processes; make test kills one, stops a launcher, and goes on")
+TORCHRUN, SPAWN = {"run__launcher": "torchrun"}, {"run__launcher": "spawn"}
+RESTARTED = {**TORCHRUN, "run__max_restarts": 3}
+# What happens to one run, in turn: changed params, who gets a signal, and which.
+STRIKES = [
+    (TORCHRUN, "rank 1", "KILL"), (RESTARTED, "rank 1", "TERM"), (SPAWN, "rank 0", "INT"),
+    (TORCHRUN, "launcher", "USR1"), (SPAWN, "launcher", "KILL"), (TORCHRUN, "group", "KILL"),
+]  # fmt: skip
+EACH = [("rank 0", "KILL"), *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL"))]
+OTHERS = [(lines, *each) for lines in (TORCHRUN, SPAWN) for each in EACH if (lines, *each) not in STRIKES]
+FURTHER = pytest.mark.slow("further trainings of two processes; make test strikes one run in every way")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "strikes"),
+    "strikes",
     [
-        pytest.param("spawn", [("rank 1", "KILL"), ("launcher", "TERM")], id="spawn"),
-        pytest.param("spawn", [("rank 1", "TERM"), ("launcher", "KILL")], id="spawn-others", marks=OTHERS),
-        pytest.param(
-            "torchrun", [*itertools.product(["rank 1"], FOUR_SIGNALS), ("rank 0", "KILL")],
-            id="torchrun-ranks", marks=FURTHER,
-        ),
-        pytest.param(
-            "torchrun", [*itertools.product(["launcher"], FOUR_SIGNALS), ("group", "KILL")],
-            id="torchrun-launcher", marks=FURTHER,
-        ),
+        pytest.param(STRIKES, id="each"),
+        pytest.param(OTHERS, id="others", marks=pytest.mark.nightly("further pairs of launcher, process and signal")),
     ],
-)  # fmt: skip
+)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    whole: Path, tmp_path: Path, launcher: str, strikes: list[tuple[str, str]]
+    whole: Path, tmp_path: Path, strikes: list[tuple[dict[str, Any], str, str]]
 ) -> None:
-    """Each epoch, a signal goes to a process. Each time the run ends with a non-zero status, leaves no process and no
-    output, answers at once, and says what happened. A start goes on. In the end the run has the bytes of
-    an uninterrupted one.
+    """Each time the run ends with a non-zero status, leaves no process and no output, and says what happened. A start
+    goes on, also after another launcher. At last a bit of the newest checkpoint changes, which is said, and a process
+    dies, which run.max_restarts starts again. In the end the run has the bytes of an uninterrupted one.
     """
-    folder = small_world(tmp_path, run__launcher=launcher, **TWO)
-    for epoch, (target, name) in enumerate(strikes, 1):
-        number, what = signal.Signals[f"SIG{name}"], f"SIG{name} to {target}"
+    folder = small_world(tmp_path, **TWO)
+    for epoch, (lines, target, name) in enumerate(strikes, 1):
+        changes = {"run__max_restarts": 0, **lines}
+        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        number, what = signal.Signals[f"SIG{name}"], f"SIG{name} to {target}, {lines}"
         status, words = strike(folder, target, number, epoch), messages(folder)
         assert status != 0, what
         assert not (folder / "models").exists(), what
@@ -114,13 +115,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
             # Process 0 says so at once, if the signal reaches it.
             assert words.count("train: stopping after this step") == (target != "rank 1"), what
             assert status == 75, what
+        assert "launch: restart" not in words, what
         assert "Traceback" not in words, what
-    again = launch(folder)
-    assert re.search(r"going on from step \d+", again.stderr)
+    (newest,) = folder.glob("runs/*/checkpoint.pt")
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **RESTARTED))
+    assert strike(folder, "rank 1", signal.SIGKILL, len(strikes) + 1) == 0
+    words = messages(folder)
+    assert f"{newest.relative_to(folder)} " in words
+    assert re.search(r"going on from step \d+", words)
+    assert "launch: restart 1 of 3" in words
     assert outputs(folder) == outputs(whole)
 
 
-@pytest.mark.slow("three starts; make test has kills and stops of a run that saves after every epoch")
+@pytest.mark.nightly("three starts; make test has kills and stops of a run that saves after every epoch")
 def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_a_stop_none(whole: Path, tmp_path: Path) -> None:
     """Without a save at the ends of epochs, a killed run begins anew; after a signal it goes on. No byte differs."""
     folder = small_world(tmp_path, **(TWO | {"run__epoch_checkpoint_seconds": 1_000_000}))
@@ -141,19 +151,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_a_stop_none(whole:
     assert outputs(folder) == outputs(whole)
 
 
-@FURTHER
-def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> None:
-    """With run.max_restarts, a killed process restarts all processes from the last save. A request to stop does not."""
-    folder = small_world(tmp_path / "stop", run__max_restarts=3, **TWO)
-    assert strike(folder, "rank 1", signal.SIGTERM) == 75
-    assert "launch: restart" not in messages(folder)
-    folder = small_world(tmp_path / "death", run__max_restarts=3, **TWO)
-    assert strike(folder, "rank 1", signal.SIGKILL) == 0
-    assert "launch: restart 1 of 3" in messages(folder)
-    assert outputs(folder) == outputs(whole)
-
-
-@FURTHER
+@pytest.mark.nightly("one more training of two processes; the test of the container stops one by docker stop")
 def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
     """`docker stop` sends TERM to the launcher twice: through repro, and when DVC ends. The run saves as after one."""
     folder = small_world(tmp_path, **TWO)
@@ -188,18 +186,8 @@ def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
 
 
 @FURTHER
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
-    whole: Path, half_run: Path, tmp_path: Path
-) -> None:
-    """One bit of a checkpoint is changed. If both are damaged, here cut short, a refusal says what to remove."""
-    folder = shutil.copytree(half_run, tmp_path / "changed", symlinks=True)
-    (path,) = folder.glob("runs/*/checkpoint.pt")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    again = launch(folder)
-    assert f"{path.relative_to(folder)} " in again.stderr
-    assert outputs(folder) == outputs(whole)
+def test_two_damaged_checkpoints_are_refused(half_run: Path, tmp_path: Path) -> None:
+    """Here they are cut short. The refusal says what to remove."""
     folder = shutil.copytree(half_run, tmp_path / "both", symlinks=True)
     for path in folder.glob("runs/*/*checkpoint.pt"):
         path.write_bytes(path.read_bytes()[:1000])

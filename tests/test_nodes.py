@@ -55,7 +55,7 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return outputs(folder)
 
 
-SPAWN = pytest.param("spawn", marks=pytest.mark.slow("the same for another launcher; make test has torchrun"))
+SPAWN = pytest.param("spawn", marks=pytest.mark.nightly("the same for another launcher; make test has torchrun"))
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", SPAWN])
@@ -158,7 +158,7 @@ def test_another_number_of_processes_than_the_params_say_is_refused(
         train.run(params.parse(on_cpu(raw, **TWO, run__timeout_seconds=1)))
 
 
-@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
     """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
@@ -227,7 +227,7 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two launches of two processes each, with torchrun and spawn, run at the same time and write the same bytes."""
     folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]

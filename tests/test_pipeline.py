@@ -118,7 +118,7 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
     assert statuses["elastic", 2] == statuses["elastic", 3]
 
 
-@pytest.mark.slow("six runs of DVC; make test has the rule that no tracked table holds a key called size")
+@pytest.mark.nightly("six runs of DVC; make test has the rule that no tracked table holds a key called size")
 def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size

@@ -201,7 +201,7 @@ def test_a_run_without_a_lock_takes_all_from_the_run_cache(folder: Path) -> None
     assert states(predict()) == {}
 
 
-@pytest.mark.slow("two trainings under DVC; make test has a run without a training")
+@pytest.mark.nightly("two trainings under DVC; make test has a run without a training")
 def test_a_run_does_what_was_said(folder: Path) -> None:
     """Other params, a change of code, a new photo, outputs that are lost, and the way back."""
     raw = read_params(folder / "params.yaml")

@@ -63,7 +63,7 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     assert outputs(folder) == outputs(straight)
 
 
-@pytest.mark.slow("four trainings of two processes; make test has the rule of stopping, and a resume")
+@pytest.mark.nightly("four trainings of two processes; make test has the rule of stopping, and a resume")
 def test_early_stopping_is_decided_by_the_history_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

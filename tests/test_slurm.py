@@ -79,7 +79,7 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
     assert outputs(project) == outputs(local)
 
 
-@pytest.mark.slow("a cluster that has to start, and two sweeps; make test has the job that Slurm gets")
+@pytest.mark.nightly("a cluster that has to start, and two sweeps; make test has the job that Slurm gets")
 def test_a_sweep_on_slurm_gives_the_tables_of_local_processes(tmp_path: Path) -> None:
     """Two trials, each on a node of its own, and the test of the best one. Table and page have the same bytes."""
     tried = test_sweep.RANDOM | {"trials": 2}

@@ -143,7 +143,7 @@ def test_a_mean_of_its_own_is_everywhere_the_same(tmp_path: Path) -> None:
     assert answers == pytest.approx(inference.log_probabilities(ours), abs=1e-5)
 
 
-@pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
+@pytest.mark.nightly("three trainings of a model; make test stops and resumes models of torchvision")
 @pytest.mark.parametrize(
     ("model", "side"),
     [

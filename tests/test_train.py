@@ -163,22 +163,23 @@ def test_what_does_not_fit_the_images_is_refused_before_the_first_step(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow("two trainings of two processes; make test starts them by perennial train")
+@pytest.mark.slow("real starts of torchrun; make test starts its processes by perennial train")
 def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path) -> None:
     """Each process becomes a rank. Their number has to be run.processes, and copies are for perennial train alone."""
-    for number, launcher in enumerate(("torch.distributed.run", "torch.distributed.launch")):
-        folder = small_world(tmp_path / f"{number}", train__parallel="ddp", run__processes=2)
+
+    def by_hand(launcher: str, folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", launcher, "--nproc_per_node=2", "-m", "pipeline", "train"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert outputs(folder) == outputs(finished_run)
-    others: dict[str, Any] = {"processes": 1, "checkpoint_copy": "copies"}
-    for key, value in others.items():
-        folder = small_world(tmp_path / key, train__parallel="ddp", **{f"run__{key}": value})
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode != 0
-        assert f"train: run.{key}: {value}: " in done.stderr
-        assert not (folder / "models").exists()
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+    folder = small_world(tmp_path / "two", train__parallel="ddp", run__processes=2)
+    done = by_hand("torch.distributed.launch", folder)
+    assert done.returncode == 0, done.stderr
+    assert outputs(folder) == outputs(finished_run)
+    folder = small_world(tmp_path / "one", train__parallel="ddp", run__processes=1, run__checkpoint_copy="copies")
+    done = by_hand("torch.distributed.run", folder)
+    assert done.returncode != 0
+    assert all(f"train: run.{key}: " in done.stderr for key in ("processes: 1", "checkpoint_copy: copies"))
+    assert not (folder / "models").exists()
 
 
 def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:

@@ -25,7 +25,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
 SHARD = "data/packed/images-00000.bin"
-AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
+AGAIN = pytest.mark.nightly("verify starts again for each of them, with Git and DVC; make test has one of each kind")
 ANOTHER = pytest.mark.nightly("the same with another signal; make test-ci has SIGTERM")
 ONE_STAGE = pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
 LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
@@ -227,7 +227,7 @@ def clone(project: Path) -> Path:
     return project.parent / "clone"
 
 
-@pytest.mark.slow("a whole pipeline under DVC; make test repeats one for a true dvc.lock")
+@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats the run of a clone (test_clone)")
 def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     """Without a dvc.lock, with other params and with later code, which is named. Every output is compared.
 

@@ -109,18 +109,16 @@ IN_MAKE_TEST = (
     ("ddp", "bf16", "channels_last"),
     ("elastic", "fp32", "channels_last"),
 )
-FURTHER = pytest.mark.slow("the cells share their code; make test has one of each parallel, and spawns elsewhere")
-SPAWNED = pytest.mark.nightly("the launcher changes nothing in a process; make test-ci spawns one of each parallel")
+FURTHER = pytest.mark.nightly("the cells share their code; make test has one of each parallel, and spawns elsewhere")
 
 
 @pytest.mark.parametrize(
     "cell",
     [
         cell
-        if cell.launcher == "torchrun" and is_in_make_test
-        else pytest.param(cell, marks=FURTHER if cell.launcher == "torchrun" or is_in_make_test else SPAWNED)
+        if cell.launcher == "torchrun" and (cell.parallel, cell.precision, cell.memory_format) in IN_MAKE_TEST
+        else pytest.param(cell, marks=FURTHER)
         for cell in ON_THE_CPU
-        for is_in_make_test in [(cell.parallel, cell.precision, cell.memory_format) in IN_MAKE_TEST]
     ],
     ids="-".join,
 )
