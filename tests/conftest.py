@@ -22,7 +22,6 @@ from ruamel.yaml import YAML
 
 from pipeline.base import linux
 from pipeline.config.params import Params, Paths
-from tests.helpers import starts
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -93,11 +92,6 @@ pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 def pytest_configure() -> None:
     """Let a process that crashes write no core file: an emulated one has three gigabytes, and is tried again."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def pytest_unconfigure() -> None:
-    """End the process that forks others, so that no process outlives the tests."""
-    starts.stop()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,6 @@ NCCL waits where gloo does not, so the call is written down.
 """
 
 import mmap
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import nn
 from pipeline.config.params import Backend
 from pipeline.learning import collectives, elastic, environment, parallel
 from pipeline.learning.collectives import backend_for
-from tests.helpers.ranks import run_ranks, start_ranks
+from tests.helpers.ranks import run_ranks, world_of
 from tests.helpers.trainings import ALONE
 
 
@@ -31,14 +30,15 @@ def test_an_error_of_one_rank_ends_it_at_once_with_its_own_sentence(tmp_path: Pa
     """No rank destroys the group after an error, as each does without one: NCCL would wait there for ever, before the
     sentence is printed.
     """
-    processes = start_ranks(2, "quiescent", str(tmp_path), "fail", stderr=subprocess.PIPE)
-    words = [process.communicate()[1] for process in processes]
-    assert "quiescent: rank 1: " in words[1], words
-    assert processes[1].returncode == 1
-    assert processes[0].returncode != 0, words
-    assert not list(tmp_path.iterdir())
-    assert [process.wait() for process in start_ranks(2, "quiescent", str(tmp_path), "end")] == [0, 0]
-    assert {path.name for path in tmp_path.iterdir()} == {"destroyed-0", "destroyed-1"}
+    notes, logs = tmp_path / "notes", [tmp_path / f"{rank}.txt" for rank in range(2)]
+    notes.mkdir()
+    first, second = world_of(2, "quiescent", str(notes), "fail", logs=logs)
+    assert "quiescent: rank 1: " in logs[1].read_text()
+    assert second == 1
+    assert first != 0, logs[0].read_text()
+    assert not list(notes.iterdir())
+    run_ranks(2, "quiescent", str(notes), "end")
+    assert {path.name for path in notes.iterdir()} == {"destroyed-0", "destroyed-1"}
 
 
 def test_buffers_of_every_type_become_those_of_rank_0(tmp_path: Path) -> None:

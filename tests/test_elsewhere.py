@@ -23,7 +23,6 @@ from pipeline.reruns import elsewhere, seeds
 from pipeline.reruns.pooling import Spread, spread
 from pipeline.versioning.dvc_lock import StageHashes
 from tests.conftest import on_cpu, read_params
-from tests.helpers import starts
 from tests.helpers.datasets import noise_image
 from tests.helpers.projects import call, commit, create_project, edited, link_code, verify, verify_environment
 from tests.helpers.refusals import refuses
@@ -124,8 +123,7 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(projec
     """Killed after a seed, while two train, it goes on with the others. The file has the same bytes as before."""
     before = (project / "metrics/seeds.json").read_bytes()
     command = [sys.executable, "-m", "pipeline", "verify", "record-seeds", "4", "--jobs", "2"]
-    words, environ = starts.in_programs(command, verify_environment(project))
-    with subprocess.Popen(words, cwd=project, env=environ) as process:
+    with subprocess.Popen(command, cwd=project, env=verify_environment(project)) as process:
         results = f"{elsewhere.FOLDER}/*/1/{elsewhere.RESULT}"
         wait_for(lambda: list(project.glob(results)) or process.poll() is not None, "no seed")
         process.kill()

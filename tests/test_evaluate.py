@@ -70,7 +70,7 @@ def test_a_node_evaluates_alone(whole_run: Path, copy: Path) -> None:
     lines = {"run__launcher": "spawn", "run__nodes": 2, "run__node_rank": 1, "run__processes": 2}
     raw = on_cpu(read_params(copy / "params.yaml"), train__parallel="ddp", run__rendezvous="node0:29400", **lines)
     write_params(copy / "params.yaml", raw)
-    done = starts.run([sys.executable, "-m", "pipeline", "evaluate"], ranks=1, cwd=copy)
+    done = starts.run([sys.executable, "-m", "pipeline", "evaluate"], cwd=copy)
     assert done.returncode == 0, done.stderr
     for name in OUTPUTS:
         assert files.sha256(copy / name) == files.sha256(whole_run / name), name

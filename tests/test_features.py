@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,6 @@ from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization
 from tests.conftest import change, read_params, write_params
-from tests.helpers import starts
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, digests, gone, outputs, small_world, wait_for
 
@@ -86,7 +86,7 @@ def test_a_head_that_is_no_linear_layer_is_refused() -> None:
 def start(folder: Path, stage: str, processes: int) -> Any:
     command = [sys.executable, "-m", "pipeline", stage]
     with (folder / "said").open("w") as file:
-        return starts.Popen(command, ranks=processes, cwd=folder, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, cwd=folder, stderr=file, start_new_session=True)
 
 
 def run(folder: Path, *stages: str, processes: int = 1) -> None:

@@ -13,7 +13,6 @@ import pytest
 from benchmarks.harness import measuring
 from benchmarks.speed import gpu
 from pipeline.checks import machine
-from pipeline.learning.environment import required_variables
 from pipeline.learning.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks
@@ -53,14 +52,9 @@ def run(*options: str, listener: Listener | None = None) -> tuple[int, Listener]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment of the ranks in this process, so that they can be forked (tests/helpers/starts.py).
-
-    The pytest that a test runs has no options of the one that runs the test, and no Apex.
-    """
+    """The pytest that a test runs has no options of the one that runs the test, and no Apex."""
     for name in ("PYTEST_ADDOPTS", "APEX_SRC"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in required_variables(1, True).items():
-        monkeypatch.setenv(name, value)
 
 
 def test_the_parts_of_the_gpu_command_leave_out_no_case() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from pipeline.learning import loop
 from pipeline.learning.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.learning.ema import Ema
-from pipeline.learning.environment import required_variables
 from pipeline.learning.graphs import Graphs
 from pipeline.learning.loop import Learner, Totals
 from pipeline.loader.batches import Batch
@@ -36,8 +35,6 @@ SLOW = pytest.mark.nightly("the same with other numbers; make test has fp32, acc
 )
 def test_graphs_train_the_bits_of_eager(name: str, arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The body of a test for a GPU passes with rehearsed graphs."""
-    for variable, value in required_variables(1, True).items():
-        monkeypatch.setenv(variable, value)  # so that the process can be forked (tests/helpers/starts.py)
     ranks.check_on_cpu(f"test_graphs::test_{name}", arguments)
 
 

@@ -36,7 +36,7 @@ def command(stage: str) -> list[str]:
 
 
 def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
-    return starts.run(command(stage), ranks=2, cwd=folder)
+    return starts.run(command(stage), cwd=folder)
 
 
 def outputs(folder: Path) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_a_killed_stage_ends_with_the_same_bytes(finished: Path, tmp_path: Path,
     assert run(folder, stage).returncode == 0
     seconds = time.monotonic() - began
     for _ in range(3):
-        process = starts.Popen(command(stage), ranks=2, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(command(stage), cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(source.uniform(0.2, 1) * seconds)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

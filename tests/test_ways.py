@@ -97,7 +97,7 @@ def runs(
         folders = {cell: small_world(top / "-".join(cell), **cell.lines(), **lines) for cell in cells}
         environ = {**os.environ, "FOLDERS": ":".join(map(str, folders.values()))}
         command = [sys.executable, "-c", LAUNCHING]
-        done = starts.run(command, ranks=2, cwd=folders[cells[0]], env=environ)
+        done = starts.run(command, cwd=folders[cells[0]], env=environ)
         assert done.returncode == 0, done.stderr
         return folders
 

@@ -28,7 +28,6 @@ from pipeline.learning.collectives import backend_for
 from pipeline.learning.environment import required_variables
 from pipeline.learning.world import World
 from tests.gpu.training import begin
-from tests.helpers import starts
 
 PROJECT = Path(__file__).resolve().parents[2]
 Needs = Literal["nothing", "cuda", "compiler", "apex", "extensions"]  # extensions: Apex with its compiled parts
@@ -116,9 +115,7 @@ def _run(device: str, case: Case, folder: Path, deadline: float) -> list[int]:
     """The exit statuses of the ranks of FOLDER/case.json. Ranks that run at the deadline are killed."""
     environ = {**os.environ, **required_variables(1, True)}
     environ.pop("PYTHONOPTIMIZE", None)  # it removes assertions
-    if device == "cuda":
-        environ["PERENNIAL_REAL_STARTS"] = "1"
-    elif case.needs == "apex":
+    if device == "cpu" and case.needs == "apex":
         environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], environ["APEX_SRC"]])
     if case.gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(case.gpus)))).split(",")
@@ -127,11 +124,11 @@ def _run(device: str, case: Case, folder: Path, deadline: float) -> list[int]:
     for rank in range(case.ranks):
         command = [sys.executable, "-m", "tests.gpu.ranks", device, str(rank), str(folder)]
         with _output(folder, rank).open("w") as file:
-            processes.append(starts.Popen(command, env=environ, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT))
+            processes.append(subprocess.Popen(command, env=environ, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT))
     return [_exit_status(process, deadline) for process in processes]
 
 
-def _exit_status(process: subprocess.Popen[str], deadline: float) -> int:
+def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int:
     """The exit status of a process. It is killed at the deadline."""
     try:
         return process.wait(max(0, deadline - time.monotonic()))

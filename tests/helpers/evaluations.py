@@ -63,7 +63,7 @@ def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
     """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
-    return starts.run(command, ranks=processes, cwd=folder)
+    return starts.run(command, cwd=folder)
 
 
 def export_model(folder: Path) -> None:

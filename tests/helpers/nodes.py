@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import starts
 from tests.helpers.ranks import free_port
 from tests.helpers.trainings import small_world
 
@@ -27,4 +26,4 @@ def nodes(top: Path, **changes: Any) -> list[Path]:
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
     """Start a command in a folder and a new process group. Its standard error is a pipe."""
     environ = {**os.environ, **environment}
-    return starts.Popen(command, 2, cwd=folder, env=environ, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, start_new_session=True, text=True)

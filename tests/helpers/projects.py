@@ -11,7 +11,6 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.data import corrections
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
-from tests.helpers import starts
 
 
 def create_project(folder: Path, **changes: Any) -> Path:
@@ -49,11 +48,8 @@ def link_code(folder: Path) -> None:
 
 
 def call(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command in the copy, with this environment's programs and no module of this checkout.
-
-    Its Python, and that of DVC's stages, is forked: see starts.py.
-    """
-    done = starts.run_with_children(command, folder, workspace.environment(folder.parent))
+    """Run a command in the copy, with this environment's programs and no module of this checkout."""
+    done = workspace.call(folder, *command)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done
 
@@ -88,7 +84,9 @@ def verify_environment(project: Path) -> dict[str, str]:
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `perennial verify` in the project. In every case its work copy is removed."""
     command = [sys.executable, "-m", "pipeline", "verify", *arguments]
-    done = starts.run_with_children(command, project, verify_environment(project))
+    done = subprocess.run(
+        command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
+    )
     assert not list((project.parent / "temporary").glob("perennial-*"))
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -2,8 +2,9 @@
 
 import os
 import socket
-import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from tests.helpers import starts
 
@@ -17,17 +18,18 @@ def free_port() -> int:
 
 def run_ranks(size: int, program: str, *arguments: str) -> None:
     """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
-    assert [process.wait() for process in start_ranks(size, program, *arguments)] == [0] * size
+    assert world_of(size, program, *arguments) == [0] * size
 
 
-def start_ranks(size: int, program: str, *arguments: str, stderr: int | None = None) -> list[subprocess.Popen[str]]:
-    """Start `python -m tests.ranks.<program>` in `size` processes that form a world."""
+def world_of(size: int, program: str, *arguments: str, logs: Sequence[Path] = ()) -> list[int | None]:
+    """The exit statuses of the same processes. `logs`: a file for each one, for its output and errors."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared = {"WORLD_SIZE": str(size), **address, "TORCHELASTIC_RUN_ID": "test"}
-    return [
-        starts.Popen(
-            [sys.executable, "-m", f"tests.ranks.{program}", *arguments], text=True, stderr=stderr,
-            cwd=starts.PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
+    words = [sys.executable, "-m", f"tests.ranks.{program}", *arguments]
+    processes = [
+        starts.fork(words, {**os.environ, **shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}, starts.PROJECT, *files)
+        for rank, files in zip(range(size), [(log, log) for log in logs] or size * [()], strict=True)
+    ]
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]

@@ -1,175 +1,111 @@
-"""Starts Python in hundredths of a second, for tests that are not about starting.
+"""Starts Python in tenths of a second, for tests that are not about starting.
 
-    starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder)   as subprocess.run, with output
-    starts.Popen([sys.executable, "-c", script], env=…, stderr=…)          as subprocess.Popen, with text
-    starts.run_with_children(command, folder, environ)     the same for all Python that the command starts
+    starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder)    as subprocess.run, with text
+    starts.fork([sys.executable, "-m", "tests.ranks.steps"], environ, cwd, log)    as subprocess.Popen
 
-Importing torch takes seconds, longer than a small training. So a server process that has imported it forks a process
-for each start (forking.py). The process has its own PID, session, signals, exit status, folder, environment and
-streams. It imports this project's modules anew, from its own folder. With `ranks`, a launcher can start this number of
-processes in the same way.
-
-Limits: the start of the interpreter and of the libraries is not tested; all processes have the same seed of str's
-hashes. tests/faults kills processes that were really started. With PERENNIAL_REAL_STARTS=1 all starts are real.
+Importing torch takes longer than a small training. So multiprocessing's fork server imports it once (preloaded.py), and
+forks a process for each start, which imports the project from its own folder. The start of the interpreter is not
+tested in this way. A start with other variables that reach arithmetic or Python, and each one with
+PERENNIAL_REAL_STARTS=1, is a real one.
 """
 
 import atexit
-import inspect
+import multiprocessing
 import os
-import shutil
-import signal
-import socket
+import runpy
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.helpers import forking, program
+from pipeline.learning.environment import numeric_variables, required_variables
 
 PROJECT = Path(__file__).resolve().parents[2]
-ROOM = {"PERENNIAL_ROOM": 2**16 * "."}  # memory in which a forked process shows its environment in /proc
 REAL = "PERENNIAL_REAL_STARTS"  # the variable with which every start is a real one
+BASE = dict(os.environ)  # of this process, before a test changes it
 
-_one_at_a_time = threading.Lock()
-_servers: list[tuple["subprocess.Popen[bytes]", socket.socket, Path]] = []  # at most one; the folder of its programs
-
-
-def stop() -> None:
-    """End the server, if there is one."""
-    for process, connection, folder in _servers:
-        connection.close()
-        process.wait()
-        shutil.rmtree(folder)
-    _servers.clear()
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.helpers.preloaded"])
 
 
-atexit.register(stop)
+@contextmanager
+def environment(environ: Mapping[str, str]) -> Iterator[None]:
+    """A block with these variables and no others."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
-def server_seconds() -> float:
-    """CPU seconds of the server, and of the processes that it has forked and that have ended. 0 if there is none."""
-    with suppress(psutil.NoSuchProcess):
-        return sum(sum(psutil.Process(process.pid).cpu_times()[:4]) for process, *_ in _servers)
-    return 0.0
+def decisive(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that Python and the libraries read at their start, less those that the fork server has."""
+    read = {name: value for name, value in environ.items() if name.startswith(("PYTHON", "LANG", "LC_", "LD_"))}
+    usual = required_variables(1, True)
+    return {name: value for name, value in (read | numeric_variables(environ)).items() if usual.get(name) != value}
 
 
-def server() -> tuple[socket.socket, Path]:
-    """The connection to the server, and the folder of its programs (program.py).
-
-    It is started if it is not running. It ends with this process.
-    """
-    if any(process.poll() is not None for process, *_ in _servers):  # it was killed with the processes of a test
-        stop()
-    if not _servers:
-        folder = Path(tempfile.mkdtemp(prefix="perennial-forks-"))
-        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as programs:
-            programs.bind(str(folder / "socket"))
-            programs.listen(64)
-            fds = [its.fileno(), programs.fileno()]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.helpers.forking", *map(str, fds), *ROOM.values()],
-                cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **forking.AS_LAUNCHED, **ROOM},
-                stdin=subprocess.DEVNULL, pass_fds=fds,
-            )  # fmt: skip
-        python = f"#!{sys.executable} -IS\n{inspect.getsource(program)}"
-        for name, text in {"python": python, "dvc": f'#!/bin/sh\nexec {folder}/python -m dvc "$@"\n'}.items():
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
-        _servers.append((process, connection, folder))
-    return _servers[0][1:]
+def _become(words: Sequence[str], environ: Mapping[str, str], cwd: str, logs: Sequence[str]) -> None:
+    """Run `python words…` in this forked process, with a file for the output and one for errors."""
+    for number, log in enumerate(logs, 1):
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(cwd)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("pipeline", "tests", "benchmarks")]:
+        del sys.modules[name]
+    sys.path.insert(0, cwd)
+    sys.argv = [words[0], *words[2:]]
+    try:
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()
 
 
-def can_fork(args: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether this start can be a fork."""
-    python = args[0] == sys.executable and args[1] in ("-m", "-c")
-    usual = forking.read_at_start(environ) == forking.read_at_start(os.environ)
-    return python and usual and REAL not in environ
-
-
-def in_programs(command: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The command and environment with which Python is forked, and all Python that it starts.
-
-    For commands that start others, as `dvc repro` starts the stages.
-    """
-    if REAL in environ:
-        return [*command], dict(environ)
-    _, folder = server()
-    first = str(folder / "python") if command[0] == sys.executable else command[0]
-    path = f"{folder}{os.pathsep}{environ['PATH']}"
-    return [first, *command[1:]], {**environ, "PATH": path, program.SERVER: str(folder / "socket")}
-
-
-class Popen(subprocess.Popen[str]):
-    """subprocess.Popen with text. Python is forked; pipes and waiting are those of the standard library."""
-
-    def __init__(self, args: Sequence[object], ranks: int = 0, **options: Any) -> None:
-        self._answers: socket.socket | None = None  # the server sends the PID, then the exit status
-        self._ranks, self._options = ranks, options
-        super().__init__([str(word) for word in args], **{**options, "text": True})
-
-    def _execute_child(self, *arguments: Any) -> None:
-        base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        of = inspect.signature(base).bind(self, *arguments).arguments
-        environ = dict(of["env"] if of["env"] is not None else os.environ)
-        if not can_fork(of["args"], environ):
-            base(self, *arguments)
-            return
-        streams = {0: of["p2cread"], 1: of["c2pwrite"], 2: of["errwrite"]}
-        cwd = str(Path(of["cwd"] or ".").absolute())
-        request = forking.Request(of["args"][1:], environ, cwd, of["start_new_session"], self._ranks)
-        with _one_at_a_time:
-            connection, _ = server()
-            self._answers, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with its:
-                fds = {number: number if fd == -1 else fd for number, fd in streams.items()}
-                forking.send(connection, request, {**fds, forking.ANSWERS: its.fileno()})
-        self.pid = int(self._answers.recv(64))
-        self._child_created = True
-        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(of[end] for end in ends))  # type: ignore[attr-defined]
-
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        if self._answers is None:
-            return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
-        try:
-            status = self._answers.recv(64, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
-        except BlockingIOError:
-            return 0, 0
-        self._answers.close()
-        return self.pid, int(status) if status else signal.SIGKILL  # empty: the server was killed, with its children
-
-    def _internal_poll(self, *arguments: Any, **named: Any) -> int | None:
-        if self._answers is None:
-            return super()._internal_poll(*arguments, **named)  # type: ignore[misc,no-any-return]
-        if self.returncode is None:
-            pid, status = self._try_wait(os.WNOHANG)
-            if pid:
-                self._handle_exitstatus(status)  # type: ignore[attr-defined]
-        return self.returncode
+def fork(words: Sequence[object], environ: Mapping[str, str], cwd: Path, *logs: Path) -> BaseProcess:
+    """A forked process for these words, of which the first one is this Python; files for its output and its errors."""
+    arguments = [str(word) for word in words[1:]]
+    process = _CONTEXT.Process(target=_become, args=(arguments, dict(environ), str(cwd.absolute()), [*map(str, logs)]))
+    with environment({**BASE, **required_variables(1, True)}):  # those of the fork server, if this start is its first
+        process.start()
+    return process
 
 
 def run(
-    args: Sequence[object], ranks: int = 0, check: bool = False, **options: Any
+    words: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, check: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Start Python and wait for its end: exit status and output."""
-    with Popen(args, ranks, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
-        output = process.communicate()
-    done = subprocess.CompletedProcess([str(word) for word in args], process.returncode, *output)
+    environ = dict(os.environ if env is None else env)
+    if REAL in environ or decisive(environ) != decisive(BASE):
+        command = [str(word) for word in words]
+        return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=check)
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, name) for name in ("out", "err")]
+        process = fork(words, environ, cwd or Path.cwd(), *logs)
+        process.join()
+        said = [log.read_text() if log.exists() else "" for log in logs]
+    done = subprocess.CompletedProcess([str(word) for word in words], process.exitcode or 0, *said)
     if check:
         done.check_returncode()
     return done
 
 
-def run_with_children(
-    command: Sequence[str], folder: Path, environ: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder and wait for its end; see in_programs."""
-    words, variables = in_programs(command, environ)
-    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+def server_seconds() -> float:
+    """CPU seconds of the fork server, and of its processes that have ended."""
+    server: Any = forkserver._forkserver
+    with suppress(psutil.Error):
+        return sum(psutil.Process(server._forkserver_pid).cpu_times()[:4]) if server._forkserver_pid else 0.0
+    return 0.0

@@ -22,6 +22,11 @@ from tests.helpers import starts
 from tests.helpers.projects import link_code
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+# What a launcher sets for a single process.
+ALONE_VARIABLES = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "0",
+}  # fmt: skip
 CLASSES = ("circle", "cross", "square")
 # 72 steps: long enough to be hit in the middle. A kill loses at most one epoch.
 LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
@@ -29,10 +34,9 @@ LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_ch
 
 def start(folder: Path) -> subprocess.Popen[str]:
     """`perennial train` in a session of its own. Its messages go to a file (see `messages`)."""
-    processes = read_params(folder / "params.yaml")["run"]["processes"]
     command = [sys.executable, "-m", "pipeline", "train"]
     with (folder / "said").open("w") as file:
-        return starts.Popen(command, ranks=processes, cwd=folder, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, cwd=folder, stderr=file, start_new_session=True, text=True)
 
 
 def messages(folder: Path) -> str:
@@ -108,10 +112,11 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`perennial train`, as DVC runs it, with these environment variables besides."""
-    processes = read_params(folder / "params.yaml")["run"]["processes"]
-    environ = {**os.environ, **variables}
-    done = starts.run([sys.executable, "-m", "pipeline", "train"], ranks=processes, cwd=folder, env=environ)
+    """`perennial train`, with these environment variables besides. A single process is forked without its launcher."""
+    is_alone = read_params(folder / "params.yaml")["run"]["processes"] == 1
+    words, alone = (["rank", "train"], ALONE_VARIABLES) if is_alone else (["train"], {})
+    environ = {**os.environ, **alone, **variables}
+    done = starts.run([sys.executable, "-m", "pipeline", *words], cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
 
