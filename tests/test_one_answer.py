@@ -1,7 +1,6 @@
 """The answer for an image does not depend on the images beside it, their number, or the number of processes."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ import pytest
 from pipeline.answers import classify, last_model
 from pipeline.answers.classify import Request
 from pipeline.base.errors import UserError
-from tests.conftest import PROJECT
-from tests.helpers import starts
 from tests.helpers.evaluations import config_of
+from tests.helpers.ranks import world_of
 
 MODELS = {"resnet18": 32, "mobilenet_v3_small": 64, "convnext_tiny": 64, "efficientnet_b0": 64,
           "timm/vit_tiny_patch16_224": 224}  # fmt: skip
@@ -21,15 +19,13 @@ HEAVY = [pytest.mark.nightly("models of up to 28 million weights in six processe
 @pytest.mark.parametrize(
     "model", [pytest.param(name, marks=[] if name.startswith("resnet") else HEAVY) for name in MODELS]
 )
-def test_an_answer_has_the_same_bits_in_every_batch(model: str) -> None:
+def test_an_answer_has_the_same_bits_in_every_batch(model: str, tmp_path: Path) -> None:
     """50 images in two orders, alone and in groups, with 1 to 3 processes: one digest of all logits."""
     digests = set()
     for processes in (1, 2, 3):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *launcher, "-m", "tests.ranks.answers", model, str(MODELS[model])]
-        done = starts.run(command, cwd=PROJECT)
-        assert done.returncode == 0, done.stderr
-        cases = json.loads(done.stdout)
+        logs = [tmp_path / f"{processes}-{rank}.txt" for rank in range(processes)]
+        assert world_of(processes, "answers", model, str(MODELS[model]), logs=logs) == [0] * processes
+        cases = json.loads(logs[0].read_text())
         assert len(cases) == 4
         digests |= set(cases.values())
     assert len(digests) == 1

@@ -35,7 +35,7 @@ ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.rendezvous": "test_nodes.py::test_two_nodes_write_the_bytes_of_one",
     "run.stream_cache_gb": "test_stream.py::test_whole_sharded_and_streamed_images_give_the_same_weights",
     "run.min_processes": "test_nodes.py::test_a_lost_node_costs_no_byte",
-    "run.max_restarts": "test_interruption.py::test_stops_are_not_restarted_and_deaths_are",
+    "run.max_restarts": "test_interruption.py::test_an_interrupted_run_goes_on_to_the_same_bytes",
 }
 OTHERS_REFUSED = "test_packed_images_of_another_size_or_fit_than_the_params_say_are_refused"
 IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test that shows no effect
