@@ -76,10 +76,13 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@$(PYTEST) -m "not gpu and not slow"
 
 # Second: continuous integration runs this for each change. It has every promise, each on one case or two.
+# Packages of the system come from a network, while lint keeps a core busy: both at once.
 test-ci: export SHORT := yes
-test-ci: test-packages test-code image-test  ## what CI runs: make test, every promise with real processes, the container
+test-ci:  ## what CI runs: make test, every promise with real processes, the container
+	@$(MAKE) --no-print-directory --jobs 2 test-packages lint
+	@$(MAKE) --no-print-directory test-code image-test
 
-test-code: lint  ## the same without the container
+test-code: $(READY_TESTS)  ## the same without lint and the container
 	@$(PYTEST) -m "not gpu and not nightly"
 
 # Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and the whole test of

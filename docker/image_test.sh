@@ -220,7 +220,7 @@ inside() {
 workspaces() {
     local copy change changes=(
         count:120 model:timm/tf_efficientnet_lite0 weights:imagenet freeze_norm:true head:solved temperature:fitted
-        lr:0.003 epochs:12 epoch_checkpoint_seconds:0
+        lr:0.003 epochs:6 epoch_checkpoint_seconds:0
     )
     for copy in published workspace; do
         git clone --quiet . "$LAB/$copy"
@@ -284,22 +284,31 @@ tests_inside() {
     inside perennial-test:test python -m pytest -q -m "not gpu and not slow" "${files[@]/%/.py}"
 }
 
-# The same run with compose's settings: `docker stop` in the middle of training, then the same command again. dvc.lock has
-# to be that of the host, which was not interrupted.
+# Start a run of the container in the background, and wait until a file in its workspace has this name.
+begin_until() {
+    "${compose[@]}" --detach --name perennial-test-stopped repro-cpu > /dev/null
+    until compgen -G "$LAB/workspace/$1" > /dev/null; do
+        [[ $(docker inspect --format '{{.State.Running}}' perennial-test-stopped) == true ]] || {
+            docker logs perennial-test-stopped >&2
+            refuse "the run ended before $1"
+        }
+        sleep 0.2
+    done
+}
+
+# The same run with compose's settings: a kill while it computes features, `docker stop` in the middle of training, then
+# the same command again. dvc.lock has to be that of the host, which was not interrupted.
 stopped_and_resumed() {
     local status began compose=(
         docker compose --project-name perennial-test --file "$LAB/workspace/docker/compose.yaml" run
         --label perennial-test=stop
     )
     export PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_USER=$STRANGER PERENNIAL_NETWORK=none
-    "${compose[@]}" --detach --name perennial-test-stopped repro-cpu > /dev/null
-    until compgen -G "$LAB/workspace/runs/*/checkpoint.pt" > /dev/null; do
-        [[ $(docker inspect --format '{{.State.Running}}' perennial-test-stopped) == true ]] || {
-            docker logs perennial-test-stopped >&2
-            refuse "the run ended before its first checkpoint"
-        }
-        sleep 0.5
-    done
+    begin_until ".dvc/tmp/features/*"
+    docker kill perennial-test-stopped > /dev/null
+    docker rm perennial-test-stopped > /dev/null
+    if compgen -G "$LAB/workspace/models/*" > /dev/null; then refuse "the kill came too late"; fi
+    begin_until "runs/*/checkpoint.pt"
     began=$SECONDS
     docker stop perennial-test-stopped > /dev/null
     status=$(docker inspect --format '{{.State.ExitCode}}' perennial-test-stopped)

@@ -191,7 +191,7 @@ def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.slow("trains long enough to lose a node; make test moves a run to other numbers of processes")
+@pytest.mark.nightly("trains long enough to lose a node; make test moves a run to other numbers of processes")
 def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: the second node is killed. The first goes on alone, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}

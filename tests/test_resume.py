@@ -13,7 +13,7 @@ from pipeline.base import files
 from pipeline.learning.schedule import best_epoch, should_stop
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
-FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci has two of them")
+FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci has one of them")
 
 
 @pytest.mark.slow("further kinds of state; make test interrupts AdamW with an average (test_interruption)")
@@ -28,9 +28,10 @@ FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci
             marks=FURTHER,
         ),
         # A stop in the middle of the epochs at the smaller side, or after it.
-        (
+        pytest.param(
             2, {"train__crop_from": 16, "train__mixup": 0.2, "train__cutmix": 1.0,
                 "train__erasing": 0.5, "train__epochs": 12},
+            marks=FURTHER,
         ),
         pytest.param(
             2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 4,

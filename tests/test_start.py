@@ -199,7 +199,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.slow("features of a pretrained network, under DVC; make test has the settings that a preset writes")
 def test_from_photos_to_a_run(tmp_path: Path) -> None:
-    """`quick` names the photos and says how long a run takes, as doctor does; a run of what it wrote has a model."""
+    """`quick` names the photos and says how long a run takes; a run of what it wrote has a model."""
     folder = create_project(tmp_path / "project", train__epochs=7)
     call(folder, "git", "checkout", "--quiet", "params.yaml")
     photos = tmp_path / "My photos"
@@ -209,6 +209,5 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     assert "\nTime of a run: about " in said
     raw = read_params(folder / "params.yaml")
     assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
-    assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout
     call(folder, sys.executable, "-m", "pipeline", "repro")
     assert (folder / "models/model.safetensors").is_file()

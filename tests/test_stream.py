@@ -245,7 +245,7 @@ def test_a_disk_without_room_for_the_cache_is_refused(data: packed.Packed, monke
         storage.open_images(data, STREAMED, CPU)
 
 
-@pytest.mark.slow("pushes to a server of S3's protocol and trains from there; make test streams from a folder")
+@pytest.mark.nightly("pushes to a server of S3's protocol and trains from there; make test streams from a folder")
 def test_a_node_trains_on_images_of_a_bucket(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It pulls digest.json, the split and the weights alone. Model and figures are those of the whole run."""
     whole, node = tmp_path / "whole", tmp_path / "node"
