@@ -24,6 +24,7 @@ from pipeline.learning.readout import Readout
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.running import failures
+from pipeline.running import launch as launch_
 from pipeline.running.job import Job
 from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
@@ -175,11 +176,14 @@ def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Pa
     done = by_hand("torch.distributed.launch", folder)
     assert done.returncode == 0, done.stderr
     assert outputs(folder) == outputs(finished_run)
-    folder = small_world(tmp_path / "one", train__parallel="ddp", run__processes=1, run__checkpoint_copy="copies")
+    folder = small_world(tmp_path / "one", train__parallel="ddp", run__processes=1)
     done = by_hand("torch.distributed.run", folder)
     assert done.returncode != 0
-    assert all(f"train: run.{key}: " in done.stderr for key in ("processes: 1", "checkpoint_copy: copies"))
+    assert "train: run.processes: 1: " in done.stderr
     assert not (folder / "models").exists()
+    run = params.load(folder / "params.yaml").run.model_copy(update={"checkpoint_copy": "copies"})
+    with refuses(("run.checkpoint_copy", "pair")):
+        launch_.become_rank("train", run)
 
 
 def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:

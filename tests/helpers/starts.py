@@ -16,6 +16,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
@@ -79,7 +80,10 @@ def fork(words: Sequence[object], environ: Mapping[str, str], cwd: Path, *logs: 
     """A forked process for these words, of which the first one is this Python; files for its output and its errors."""
     arguments = [str(word) for word in words[1:]]
     process = _CONTEXT.Process(target=_become, args=(arguments, dict(environ), str(cwd.absolute()), [*map(str, logs)]))
-    with environment({**BASE, **required_variables(1, True)}):  # those of the fork server, if this start is its first
+    # Those of the fork server, if this start is its first. It is started again, with a warning, after a test that kills
+    # all children of this process.
+    with environment({**BASE, **required_variables(1, True)}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         process.start()
     return process
 

@@ -16,6 +16,7 @@ import torch
 
 from pipeline.base import files
 from pipeline.dataset import packed
+from pipeline.learning.environment import required_variables
 from pipeline.learning.world import World
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -113,8 +114,10 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """`perennial train`, with these environment variables besides. A single process is forked without its launcher."""
-    is_alone = read_params(folder / "params.yaml")["run"]["processes"] == 1
-    words, alone = (["rank", "train"], ALONE_VARIABLES) if is_alone else (["train"], {})
+    run = read_params(folder / "params.yaml")["run"]
+    needs_launcher = run["processes"] > 1 or run["checkpoint_copy"] != "none"
+    alone = {} if needs_launcher else {**ALONE_VARIABLES, **required_variables(1, True)}
+    words = ["train"] if needs_launcher else ["rank", "train"]
     environ = {**os.environ, **alone, **variables}
     done = starts.run([sys.executable, "-m", "pipeline", *words], cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
