@@ -139,7 +139,9 @@ class Run:
         self.command = subprocess.Popen(words, process_group=0, **options)
         if self.signal:
             children.send(self.command, self.signal)
-        status = children.wait(self.command)
+        how = f"was stopped (state T); to go on: kill -CONT {self.command.pid}; to save and end: Ctrl-C"
+        told = f"{self.stage}: process {self.command.pid} {how}"
+        status = children.wait(self.command, lambda: say(told, descriptor=2))
         children.wait_for_all(others)  # a killed stage leaves processes that save their state
         self.command, self.is_starting = None, False
         if self.signal:
@@ -155,6 +157,7 @@ class Run:
         is_first, self.signal = not self.signal, self.signal or number
         if self.command:
             children.send(self.command, number)
+            children.send(self.command, signal.SIGCONT)  # one that is stopped could not save
         elif is_first and not self.is_starting:
             say(f"interrupted; {INTERRUPTED}", descriptor=2)
             raise Interrupted
