@@ -225,7 +225,7 @@ def tell(error: DvcException) -> None:
     while cause.__cause__:
         cause = cause.__cause__
     if isinstance(cause, OSError):
-        raise cause
+        raise cause from None  # its context is `error`, of which it is the cause
     logging.getLogger("dvc").error("", exc_info=error)
     remedy = "correct what DVC names above, then run again"
     say(Fault("dvc repro", f"exit status {FAILED}", "failed", remedy=remedy), descriptor=2)
