@@ -101,6 +101,13 @@ def stages(repo: Repo, arguments: Namespace) -> list[Stage]:
     return ordered
 
 
+def lost(stages: list[Stage]) -> list[Fault]:
+    """The files of `dvc add` that these stages read and that are not here: no stage makes them."""
+    outs = [out for stage in stages if stage.is_data_source and not stage.is_import for out in stage.outs]
+    value, remedy = "not here, and dvc add has versioned it", "dvc pull; if no remote has it, put it there as it was"
+    return [Fault(os.path.relpath(out.fs_path), value, "missing", remedy=remedy) for out in outs if not out.exists]
+
+
 class Interrupted(BaseException):
     """A signal came. Not an Exception: DVC would go on with the next stage."""
 
