@@ -12,6 +12,7 @@ from pipeline.base.errors import DIFFERENT, NOT_HERE
 from pipeline.reruns import clone
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
+from tests.helpers.refusals import refuses
 
 AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each exit status")
 REPEATS = pytest.mark.slow("every stage under DVC; make test refuses what is refused before a stage runs")
@@ -180,6 +181,16 @@ def test_one_stage_needs_its_inputs(published: Path) -> None:
     done = verify(cloned(published), "--stage", "train")
     assert done.returncode == 1
     assert any(line.startswith("verify: data/packed: ") for line in done.stderr.splitlines()), done.stderr
+
+
+def test_photos_that_no_remote_has_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a remote, `dvc fetch` brings nothing and succeeds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.versioning.programs.dvc", lambda *_, **__: "")
+    monkeypatch.setattr("pipeline.versioning.integrity.cache_folder", lambda: tmp_path)
+    files.write_text(Path("data/inbox/a.dvc"), "outs:\n- md5: b9f4c1cc743af7b09673ba380390d2f1.dir\n  path: a\n")
+    with refuses(("data/inbox/a", "missing")):
+        clone.fetch(["data/inbox/a.dvc"])
 
 
 def test_what_hides_a_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,8 @@ def test_a_missing_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     with refuses((corrections.FILE, "missing")):
         repro.check_photos(params.Params(), ["split"])
+    with refuses(("paths.inbox", "missing")):
+        repro.check_photos(params.Params(), ["download"])
 
 
 # ---- what split makes of it ----

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -68,7 +69,7 @@ def test_a_download_says_where_it_is(
         download(url, tmp_path)
         first, *lines = capfd.readouterr().err.splitlines()
         assert url in first
-        assert re.fullmatch(r"download: 0\.1 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", lines[0])
+        assert re.fullmatch(r"download: 0\.0 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", lines[0])
         screen = Screen()
         monkeypatch.setattr(sys, "stderr", screen)
         download(url, tmp_path / "other")
@@ -92,6 +93,24 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
         fetch.obtain_archive(url, BODY_SHA256, tmp_path, 1000)
     assert len(paths) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_drips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends a few bytes again and again is tried as often as one that sends none, then refused."""
+    monkeypatch.setattr(fetch, "STALLED", 0.2)
+    monkeypatch.setattr(fetch, "SLOWEST", LIMIT)
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        request.send_response(200)
+        request.end_headers()
+        with suppress(OSError):
+            for _ in range(2000):
+                request.wfile.write(BODY[:100])
+                time.sleep(0.005)
+
+    with server(answer) as (url, paths), refuses(("data.url", "failed")):
+        fetch.obtain_archive(url, BODY_SHA256, tmp_path, 100_000)
+    assert len(paths) == 5
 
 
 @pytest.mark.parametrize("status", [200, 404, 503])

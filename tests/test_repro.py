@@ -1,6 +1,7 @@
 """`perennial repro` is DVC in its process: what it says, its locks, signals and kills, and `dvc repro` beside it."""
 
 import ast
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dvc
 import psutil
@@ -17,7 +19,8 @@ import pytest
 from dvc.utils.serialize import dump_yaml
 
 from benchmarks.harness import workspace
-from pipeline.base import linux
+from pipeline.base import errors, files, linux
+from pipeline.planning import forecast
 from pipeline.versioning import changed_dvc, dvc_lock, in_process, processes, questions
 from tests.conftest import PROJECT, read_params
 from tests.helpers.in_process import commit, create_small, enter_copy, run
@@ -139,6 +142,43 @@ def test_an_error_of_dvc_is_shown(stages: str, words: list[str], named: str, cap
     assert run(capfd, "--no-such-option")[0] == 254
     with refuses(("repro", "value")):
         run(capfd, "--interactive")
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("deps: [given]", "deps: ['${zz}']"), ("outs: [one]", "outs: [7]"), ("outs: [one]", "outs: [[a]]"),
+        ("deps: [given]", "deps: [two]"), ("[train.lr]", "[params.yaml: 5]"), ("  two:", "  :"),
+    ],
+)  # fmt: skip
+def test_a_dvc_yaml_that_dvc_refuses_has_no_forecast(old: str, new: str) -> None:
+    """An unknown variable, an entry of another type, stages in a circle, and a stage without a name."""
+    files.write_text(dvc_lock.YAML_FILE, dvc_lock.YAML_FILE.read_text().replace(old, new))
+    with refuses(("dvc.yaml", "damaged")):
+        forecast.forecast()
+
+
+@pytest.mark.usefixtures("project")
+def test_an_input_that_is_no_file_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    """A pipe, at which the forecast would wait for ever; and what `dvc add` has versioned and is not here."""
+    Path("given").unlink()
+    os.mkfifo("given")
+    with refuses(("given", "damaged")):
+        forecast.forecast()
+    Path("given").unlink()
+    Path("given.dvc").write_text("outs:\n- md5: b9f4c1cc743af7b09673ba380390d2f1\n  hash: md5\n  path: given\n")
+    with refuses(("given", "missing")):
+        run(capfd)
+
+
+@pytest.mark.usefixtures("done")
+def test_an_error_of_the_system_is_one_line(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In DVC: its error and that of the system name each other."""
+    monkeypatch.setattr("dvc.stage.Stage.reproduce", Mock(side_effect=OSError(errno.ENOSPC, "full", "a file")))
+    with pytest.raises(OSError, match="a file") as error:
+        run(capfd)
+    assert errors.describe_system_error(error.value).startswith("a file: ")
 
 
 DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}
@@ -349,7 +389,8 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(
 ) -> None:
     """The stage saves, no stage begins after it, no process stays, and the next run succeeds without a repair.
 
-    Meanwhile a second run is refused, and names the process. Stopped by the terminal (Ctrl-Z), all stop, and go on.
+    Meanwhile a second run is refused, and names the process. Stopped by the terminal (Ctrl-Z), all stop, and go on. A
+    stage that somebody has stopped alone is named, and goes on at the signal.
     """
     command = begin(*words)
     with refuses(("repro", "busy")) as refused:
@@ -361,6 +402,9 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(
     wait_for(lambda: {process.status() for process in both} == {psutil.STATUS_STOPPED}, "one goes on")
     command.send_signal(signal.SIGCONT)
     wait_for(lambda: psutil.STATUS_STOPPED not in {process.status() for process in both}, "one is stopped")
+    both[1].send_signal(signal.SIGSTOP)
+    assert command.stderr
+    assert f"process {both[1].pid} " in command.stderr.readline()
     command.send_signal(number)
     _, stderr = command.communicate()
     assert (command.returncode, stderr) == (128 + number, "")

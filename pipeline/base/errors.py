@@ -194,7 +194,10 @@ def describe_system_error(error: BaseException) -> str:
 
 def _notes(error: BaseException | None) -> list[str]:
     """The notes of an error and of its causes: on a failing disk one error follows another."""
-    return [*getattr(error, "__notes__", []), *_notes(error.__cause__ or error.__context__)] if error else []
+    if not error:
+        return []
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return [*getattr(error, "__notes__", []), *_notes(before)]
 
 
 def _describe_file_error(error: OSError) -> str:

@@ -10,6 +10,7 @@ the files as they are now, also at uncommitted edits, and changes nothing. The r
 import json
 from argparse import Namespace
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pipeline.base.text import in_words, visible
@@ -17,6 +18,7 @@ from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast, Reason
+from pipeline.sources import originals
 
 SAID = {"unchanged": "unchanged", "cache": "from DVC's cache", "runs": "runs", "maybe": "maybe"}
 STAGES_BEFORE = {forecast.RESTORED: "input from an earlier run of", forecast.OPEN: "if the output changes of"}
@@ -89,6 +91,8 @@ def total(forecasts: list[Forecast]) -> str:
 def plan(as_json: bool) -> int:
     """Print the forecast; 0. Raises UserError for unreadable params, dvc.yaml or dvc.lock."""
     config = params.load()
+    if (inbox := Path(config.paths.inbox)).is_dir():
+        originals.list_entries(inbox)  # DVC would wait for ever at a pipe
     forecasts = forecast.forecast()
     refused = [str(fault) for fault in validity.faults(config, machine.read())]
     if as_json:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.answers import summary
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.checks import machine, validity
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -36,11 +36,16 @@ def report(sentences: list[str]) -> None:
 def check_photos(config: Params, stages: Collection[str]) -> None:
     """Raise UserError if DVC could not hash the user's photos or table of corrections, which these stages read."""
     inbox = Path(config.paths.inbox)
-    if "download" in stages and config.data.source == "folder" and not inbox.is_dir():
-        allowed = "the folder with the images, for data.source: folder"
-        remedy = (
-            "without it, train and evaluate can run on what dvc pull brings: perennial repro --allow-missing evaluate"
-        )
+    if "download" in stages and not inbox.is_dir():
+        allowed, remedy = "", f"DVC looks there for every data.source: mkdir -p {inbox}"
+        if config.data.source == "folder":
+            allowed, remedy = (
+                "the folder with the images, for data.source: folder",
+                (
+                    "without it, train and evaluate can run on what dvc pull brings: "
+                    "perennial repro --allow-missing evaluate"
+                ),
+            )
         raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():
         originals.list_entries(inbox)
@@ -64,9 +69,11 @@ def repro(words: list[str], verbose: bool = False) -> int:
             return in_process.reproduce(repo, arguments, shows_all)
         if dvc_lock.is_cut():
             report([f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}"])
-        stages = [stage.addressing for stage in in_process.stages(repo, arguments)]
+        found = in_process.stages(repo, arguments)
+        stages = [stage.addressing for stage in found]
         # Before DVC removes the outputs of a stage that refuses them.
-        if not arguments.allow_missing:
+        if not (arguments.allow_missing or arguments.pull):
+            raise_if_any(in_process.lost(found))
             check_photos(config, stages)
         if (faults := validity.faults(config, machine.read())) and repo.status():
             raise UserError(*faults)

@@ -60,11 +60,11 @@ class Folder:
 
 def forecast() -> list[Forecast]:
     """The forecast of each stage, in the order of dvc.yaml. Raises UserError for unreadable files of DVC."""
-    graph = dvc_lock.graph()
     locked = dvc_lock.entries() if dvc_lock.LOCK.exists() else {}
     seconds, forecasts = in_process.read_notes(in_process.SECONDS), dict[str, Forecast]()
     with questions.asked() as repo:
-        stages = {stage.addressing: stage for stage in repo.index.stages}
+        stages = questions.stages(repo)
+        graph = dvc_lock.graph()
         cache = Path(repo.cache.local_cache_dir)
         folder = Folder(locked, cache, in_process.read_notes(in_process.LISTINGS))
         for name in TopologicalSorter(graph).static_order():

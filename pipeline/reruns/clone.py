@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from pipeline.base import errors, files, schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.checks import locked
 from pipeline.config import document, params
@@ -29,6 +29,7 @@ LOCAL = (".dvc/config.local", ".dvc/tmp/", ".dvc/cache/")  # what DVC writes on 
 CONFIG = Path(".dvc/config")
 SETTINGS = {"analytics", "autostage", "remote", "url", "endpointurl", "region", "version_aware"}
 MOST_SHOWN = 5
+REMEDY = "ask whoever publishes it for dvc push; or put the same files there, then dvc add"
 
 
 def is_here(stage_hashes: StageHashes) -> bool:
@@ -148,12 +149,14 @@ def fetch(inputs: Sequence[str]) -> None:
         return
     check_remotes()
     print(f"verify: dvc fetch {' '.join(inputs)}", flush=True)
-    programs.dvc("fetch", *inputs, remedy="ask whoever publishes it for dvc push")
+    programs.dvc("fetch", *inputs, remedy=REMEDY)
     cache = integrity.cache_folder()
     for file in map(Path, inputs):
         with schema.reading(file, f"git checkout {file}", KeyError, TypeError, AttributeError):
             content = document.read(file)
             outs = {str(out["path"]): str(out["md5"]) for out in content["outs"]}
+            if not all(integrity.object_of(cache, md5).is_file() for md5 in outs.values()):  # of no remote: no error
+                raise missing(file.with_suffix(""), REMEDY, "not in a remote of DVC")
             is_plain = content.keys() <= {"outs", "md5"} and all(Path(path).name == path for path in outs)
             names = [
                 str(entry["relpath"])

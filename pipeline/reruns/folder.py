@@ -17,7 +17,7 @@ DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  #
 COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
 FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit"
 NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or perennial repro"
-ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
+ANY_STAGE = "dvc pull or dvc checkout restores it; perennial repro makes all but your own photos and weights again"
 
 
 def checked(on: str = "") -> tuple[Params, StageHashes]:

@@ -16,7 +16,8 @@ from pipeline.base.errors import Fault, UserError, without_secrets
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
-CHUNK = 1 << 16  # bytes between two looks at the clock
+SLOWEST = 1000  # bytes a second; a try that is slower fails, too: a server may send a few bytes a second without end
+CHUNK = 1 << 10  # bytes between two looks at the clock; they take 1 s of CPU for 230 MB
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
 
 WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvision have 2.6 GB
@@ -137,13 +138,20 @@ class LimitedFile:
     """A file that takes at most `max_bytes`, for pooch: a server may send without end."""
 
     def __init__(self, file: BinaryIO, max_bytes: int, fault: Fault) -> None:
-        self._file, self._remaining_bytes, self._fault = file, max_bytes, fault
+        self._file, self._max_bytes, self._fault = file, max_bytes, fault
+        self._bytes, self._start = 0, time.monotonic()
 
     def write(self, content: bytes) -> None:
-        """Write to the file. Raises UserError with the fault if that would be more than `max_bytes`."""
-        self._remaining_bytes -= len(content)
-        if self._remaining_bytes < 0:
+        """Write to the file. Raises UserError with the fault if that would be more than `max_bytes`.
+
+        Raises Timeout if the bytes so far came slower than SLOWEST.
+        """
+        self._bytes += len(content)
+        if self._bytes > self._max_bytes:
             raise UserError(self._fault)
+        seconds = time.monotonic() - self._start
+        if seconds > STALLED and self._bytes < SLOWEST * seconds:
+            raise requests.Timeout(f"{self._bytes:,} bytes in {seconds:.0f} s, which is too slow")
         self._file.write(content)
 
     def flush(self) -> None:

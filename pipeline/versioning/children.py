@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -43,14 +43,20 @@ def run(command: Sequence[str], **options: Any) -> int:
         wait_for_all(others)
 
 
-def wait(process: subprocess.Popen[Any]) -> int:
+def wait(process: subprocess.Popen[Any], tell_stopped: Callable[[], object] = lambda: None) -> int:
     """The exit status of a process, after its end. Signals are handled meanwhile, within a second.
 
-    A signal that came just before a wait without end would be handled only after it.
+    A signal that came just before a wait without end would be handled only after it. `tell_stopped` is called once each
+    time that somebody has stopped the process (SIGSTOP).
     """
+    was_stopped = False
     while True:
         with suppress(subprocess.TimeoutExpired):
             return int(process.wait(1))
+        is_stopped = psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        if is_stopped and not was_stopped:
+            tell_stopped()
+        was_stopped = is_stopped
 
 
 def send(process: subprocess.Popen[Any], number: int) -> None:

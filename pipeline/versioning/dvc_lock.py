@@ -6,6 +6,7 @@
 import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline.base import files
-from pipeline.base.errors import damaged, missing
+from pipeline.base import files, schema
+from pipeline.base.errors import UserError, damaged, missing
 
 LOCK, YAML_FILE = Path("dvc.lock"), Path("dvc.yaml")
+UNREADABLE = (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError)  # raised for a wrong content
 
 Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
 StageHashes = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
@@ -46,16 +48,35 @@ def outputs(stage_hashes: StageHashes, stages: Iterable[str] | None = None) -> H
 
 def entries(path: Path = LOCK) -> Mapping[str, Mapping[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
+    remedy = f"restore it (git checkout {path.name}), or remove it; the next run writes it"
     try:
-        stages: Mapping[str, Mapping[str, Any]] = parsed(path.read_text(encoding="utf-8"))["stages"]
-        stage_hashes(stages)  # raises for a damaged file
-        _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
-        return stages
-    except FileNotFoundError:
-        raise missing(path, "the first run writes it: perennial repro") from None
-    except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
-        remedy = f"restore it (git checkout {path.name}), or remove it; the next run writes it"
+        return _whole(_text(path, remedy, "the first run writes it: perennial repro"))
+    except UNREADABLE:
         raise damaged(path, "not readable", remedy) from None
+
+
+def _text(path: Path, remedy: str, if_missing: str) -> str:
+    """The text of a file of DVC. Raises UserError if it is missing, or no file of text."""
+    if not path.exists():
+        raise missing(path, if_missing)
+    with schema.reading(path, remedy):
+        return path.read_text(encoding="utf-8")
+
+
+def _whole(text: str, is_stage: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    """The stages in the text of a dvc.lock, or the only stage in an entry of the run cache.
+
+    Raises one of UNREADABLE if it is cut. Lines at its end may be missing if DVC then brings their stage up to date.
+    """
+    stages: Mapping[str, Mapping[str, Any]] = {"": parsed(text)} if is_stage else parsed(text)["stages"]
+    stage_hashes(stages)
+    for content in stages.values():
+        _ = [table.items() for table in content.get("params", {}).values()]
+        # DVC writes path, hash, md5, size, and for a folder nfiles, and compares md5 alone.
+        _ = [out["nfiles" if ".dir" in out["md5"] else "size"] for out in content.get("outs", []) if "hash" in out]
+    if not text.endswith("\n"):
+        raise ValueError
+    return stages
 
 
 def _string(value: Any) -> str:
@@ -125,13 +146,12 @@ def outs(stage: str) -> dict[str, bool]:
 
 def _stages() -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml, each with its deps as text."""
+    remedy = f"restore it (git checkout {YAML_FILE})"
     try:
-        stages = parsed(YAML_FILE.read_text(encoding="utf-8"))["stages"]
+        stages = parsed(_text(YAML_FILE, remedy, "run from the project's folder, where it lies"))["stages"]
         return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
-    except FileNotFoundError:
-        raise missing(YAML_FILE, "run from the project's folder, where it lies") from None
-    except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
-        raise damaged(YAML_FILE, "not readable", f"restore it (git checkout {YAML_FILE})") from None
+    except UNREADABLE:
+        raise damaged(YAML_FILE, "not readable", remedy) from None
 
 
 @lru_cache(maxsize=4)  # parsing dvc.lock takes 0.2 s, and `perennial repro` asks ten times; nobody changes the result
@@ -141,11 +161,12 @@ def parsed(text: str) -> Any:
 
 
 def put_in_order() -> None:
-    """Write the stages of dvc.lock in the order of dvc.yaml, in the bytes that they have. A cut file stays as it is.
+    """Write the stages of dvc.lock in the order of dvc.yaml, in the bytes that they have.
 
     DVC writes them in the order in which they ran for the first time, which depends on the commands.
     """
-    head, *blocks = re.split(r"^(?=  \w)", _whole_text(LOCK), flags=re.MULTILINE)
+    text = LOCK.read_text(encoding="utf-8") if LOCK.is_file() else ""
+    head, *blocks = re.split(r"^(?=  \w)", text, flags=re.MULTILINE)
     order = {f"  {stage}:": number for number, stage in enumerate(_stages())}
     ordered = sorted(blocks, key=lambda block: order.get(block.partition("\n")[0], len(order)))
     if ordered != blocks:
@@ -153,8 +174,11 @@ def put_in_order() -> None:
 
 
 def is_cut() -> bool:
-    """Whether there is a dvc.lock, and a killed DVC left it incomplete."""
-    return LOCK.is_file() and not _whole_text(LOCK)
+    """Whether there is a dvc.lock, and it is not readable, as a killed DVC leaves it."""
+    with suppress(UserError):
+        entries()
+        return False
+    return LOCK.is_file()
 
 
 def restore() -> str:
@@ -168,63 +192,29 @@ def restore() -> str:
 
 
 def here() -> StageHashes:
-    """The stages of the dvc.lock of this folder; none without one, and of one that a killed DVC has cut."""
-    return read() if LOCK.is_file() and not is_cut() else {}
+    """The stages of the dvc.lock of this folder; none without one that is readable."""
+    with suppress(UserError):
+        return read()
+    return {}
 
 
 def committed() -> StageHashes:
-    """The stages of the dvc.lock of the last commit; none without one that is whole."""
-    return stage_hashes(_table(_committed_text()).get("stages", {}))
+    """The stages of the dvc.lock of the last commit; none without one that is readable."""
+    text = _committed_text()
+    return stage_hashes(_whole(text)) if text else {}
 
 
 def _committed_text() -> str:
-    """The text of the dvc.lock of the last commit; empty if there is none, or it is cut."""
+    """The text of the dvc.lock of the last commit; empty if there is none, or it is not readable."""
     shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
-    return shown.stdout if shown.returncode == 0 and is_whole(shown.stdout) else ""
-
-
-def _whole_text(path: Path) -> str:
-    """The text of a dvc.lock; empty if the file is missing or cut."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return text if is_whole(text) else ""
-
-
-def is_whole(text: str) -> bool:
-    """Whether every stage in the text of a dvc.lock is complete.
-
-    Stages may be missing at the end: DVC runs them again.
-    """
-    content = _table(text)
-    if not isinstance(content.get("stages"), dict):
-        return False
-    return all(isinstance(entry, dict) and _stage_is_whole(entry) for entry in content["stages"].values())
+    with suppress(*UNREADABLE):
+        _whole(shown.stdout)
+        return shown.stdout
+    return ""
 
 
 def outs_of_entry(path: Path) -> Hashes:
-    """The outputs in an entry of DVC's run cache, which is one stage of a dvc.lock; empty if it is not complete."""
-    content = _table(path.read_text(encoding="utf-8", errors="replace"))
-    return {out["path"]: str(out["md5"]) for out in content.get("outs", [])} if _stage_is_whole(content) else {}
-
-
-def _table(text: str) -> dict[str, Any]:
-    """A text of YAML as a table; empty if it is not a table, or its last line has no end."""
-    try:
-        content = parsed(text)
-    except YAMLError:
-        return {}
-    return content if text.endswith("\n") and isinstance(content, dict) else {}
-
-
-def _stage_is_whole(entry: dict[str, Any]) -> bool:
-    deps, outs, params = entry.get("deps", []), entry.get("outs", []), entry.get("params", {})
-    if "cmd" not in entry or deps is None or outs is None or params is None:
-        return False
-    return all(map(_file_is_whole, [*deps, *outs])) and None not in params.values()
-
-
-def _file_is_whole(entry: dict[str, Any]) -> bool:
-    """DVC writes path, hash, md5, size, and for a folder nfiles, in this order."""
-    needed = {"path", "md5", "size"} if "hash" in entry else {"path"}
-    if str(entry.get("md5")).endswith(".dir"):
-        needed.add("nfiles")
-    return len(entry) > 1 and needed <= entry.keys()
+    """The outputs in an entry of DVC's run cache, which is one stage of a dvc.lock; empty if it is cut."""
+    with suppress(*UNREADABLE):
+        return stage_hashes(_whole(path.read_text(encoding="utf-8"), is_stage=True))[""]["outs"]
+    return {}

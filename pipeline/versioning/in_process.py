@@ -101,6 +101,13 @@ def stages(repo: Repo, arguments: Namespace) -> list[Stage]:
     return ordered
 
 
+def lost(stages: list[Stage]) -> list[Fault]:
+    """The files of `dvc add` that these stages read and that are not here: no stage makes them."""
+    outs = [out for stage in stages if stage.is_data_source and not stage.is_import for out in stage.outs]
+    value, remedy = "not here, and dvc add has versioned it", "dvc pull; if no remote has it, put it there as it was"
+    return [Fault(os.path.relpath(out.fs_path), value, "missing", remedy=remedy) for out in outs if not out.exists]
+
+
 class Interrupted(BaseException):
     """A signal came. Not an Exception: DVC would go on with the next stage."""
 
@@ -139,7 +146,9 @@ class Run:
         self.command = subprocess.Popen(words, process_group=0, **options)
         if self.signal:
             children.send(self.command, self.signal)
-        status = children.wait(self.command)
+        how = f"was stopped (state T); to go on: kill -CONT {self.command.pid}; to save and end: Ctrl-C"
+        told = f"{self.stage}: process {self.command.pid} {how}"
+        status = children.wait(self.command, lambda: say(told, descriptor=2))
         children.wait_for_all(others)  # a killed stage leaves processes that save their state
         self.command, self.is_starting = None, False
         if self.signal:
@@ -155,6 +164,7 @@ class Run:
         is_first, self.signal = not self.signal, self.signal or number
         if self.command:
             children.send(self.command, number)
+            children.send(self.command, signal.SIGCONT)  # one that is stopped could not save
         elif is_first and not self.is_starting:
             say(f"interrupted; {INTERRUPTED}", descriptor=2)
             raise Interrupted
@@ -222,7 +232,7 @@ def tell(error: DvcException) -> None:
     while cause.__cause__:
         cause = cause.__cause__
     if isinstance(cause, OSError):
-        raise cause
+        raise cause from None  # its context is `error`, of which it is the cause
     logging.getLogger("dvc").error("", exc_info=error)
     remedy = "correct what DVC names above, then run again"
     say(Fault("dvc repro", f"exit status {FAILED}", "failed", remedy=remedy), descriptor=2)

@@ -4,9 +4,11 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dvc.dependency import ParamsDependency
+from dvc.exceptions import DvcException
 from dvc.logger import set_loggers_level
 from dvc.repo import Repo
 from dvc.stage import Stage
@@ -15,7 +17,9 @@ from dvc_data.hashfile.hash_info import HashInfo
 from dvc_data.hashfile.meta import Meta
 from dvc_data.hashfile.tree import Tree
 
-from pipeline.versioning import changed_dvc, programs
+from pipeline.base import schema
+from pipeline.base.errors import damaged, one_line
+from pipeline.versioning import changed_dvc, dvc_lock, programs
 
 
 @contextmanager
@@ -25,6 +29,22 @@ def asked() -> Iterator[Repo]:
     os.environ.update(programs.environment())
     with Repo() as repo, set_loggers_level(logging.WARNING):
         yield repo
+
+
+def stages(repo: Repo) -> dict[str, Stage]:
+    """The stages of DVC by their names.
+
+    Raises UserError if DVC cannot read them, and for a pipe or a device as input or output: DVC would never end.
+    """
+    try:
+        found = {stage.addressing: stage for stage in repo.index.graph}
+    except (DvcException, ValueError) as error:  # ValueError: a table of params that is a number
+        remedy = "dvc status says more; correct it, or take the file from an earlier commit (git checkout)"
+        raise damaged(dvc_lock.YAML_FILE, one_line(error), remedy) from None
+    for path in {each.def_path: None for stage in found.values() for each in [*stage.deps, *stage.outs]}:
+        with schema.reading(Path(path), "bring back the file that was there"):
+            pass
+    return found
 
 
 def is_params(dep: Any) -> bool:
