@@ -19,6 +19,7 @@ import hypothesis
 import psutil
 import pytest
 from ruamel.yaml import YAML
+from tqdm import tqdm
 
 from pipeline.base import linux
 from pipeline.config.params import Params, Paths
@@ -44,9 +45,13 @@ SECONDS = 900  # limit for a test, its setup and its teardown, each: far more th
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """After a test the environment is as before it: a stage that runs in this process sets variables for good."""
-    before = dict(os.environ)
+    """After a test the environment is as before it: a stage that runs in this process sets variables for good.
+
+    So is the display of bars, which a run of DVC changes (versioning/changed_dvc.py).
+    """
+    before, display = dict(os.environ), tqdm.display
     yield
+    tqdm.display = display  # type: ignore[method-assign]
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
