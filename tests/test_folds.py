@@ -318,6 +318,3 @@ def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
     assert [line.partition(": ")[2] for line in lines] == [
         "train.lr", "seed 0 fold 0", "split", "seed 0 fold 1", "seed 0 fold 0, seed 0 fold 1",
     ]  # fmt: skip
-    (tmp_path / "a.json").write_text("{}")
-    with refuses((tmp_path / "a.json", "damaged")):
-        record.read(tmp_path / "a.json")

@@ -1,7 +1,6 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
 import json
-import os
 import re
 from argparse import Namespace
 from datetime import date
@@ -159,34 +158,6 @@ def test_a_password_in_an_address_is_not_shown(raw: dict[str, Any]) -> None:
     with refuses(("data.url", "value")) as error:
         params.parse(change(raw, data__url="http://me:secret@c.de/f?token=secret"))
     assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe", "train: 2024-99-99", "train: !x y",
-    ],
-)  # fmt: skip
-def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A file that is not a table, not YAML, or has a key twice is refused by its name.
-
-    So is no file, a folder, or a pipe, whose reader would wait without end for a writer.
-    """
-    monkeypatch.chdir(tmp_path)
-    with refuses(("params.yaml", "missing")):
-        params.load()
-    params.FILE.write_bytes(text.encode("latin-1"))
-    with refuses(("params.yaml", "damaged")) as error:
-        params.load()
-    assert str(error.value).isprintable()
-    params.FILE.unlink()
-    params.FILE.mkdir()
-    with refuses(("params.yaml", "damaged")):
-        params.load()
-    params.FILE.rmdir()
-    os.mkfifo(params.FILE)
-    with refuses(("params.yaml", "damaged")):
-        params.load()
 
 
 def test_the_params_file_of_the_project_is_the_defaults(raw: dict[str, Any]) -> None:

@@ -187,13 +187,6 @@ def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
         read(tmp_path, content)
 
 
-def test_a_file_that_is_no_table_or_missing_is_refused(tmp_path: Path) -> None:
-    with refuses((tmp_path / "my sweep.yaml", "damaged")):
-        read(tmp_path, [1])
-    with refuses((tmp_path / "nowhere.yaml", "missing")):
-        ranges.read(tmp_path / "nowhere.yaml")
-
-
 def test_a_trial_that_cannot_run_is_refused_before_any_runs() -> None:
     """With its values."""
     config, here = params.parse(on_cpu(read_params())), machine.read()
