@@ -3,7 +3,6 @@
 import json
 import re
 from argparse import Namespace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from dvc.utils.hydra import apply_overrides
 from pydantic import ValidationError
 
-from pipeline.base.errors import Kind
 from pipeline.base.text import did_you_mean
 from pipeline.commands import params as command
 from pipeline.config import document, params
@@ -94,39 +92,6 @@ def test_params_are_frozen_numbers(tmp_path: Path) -> None:
         assert (config.train.lr, config.run.rendezvous) == (1e-4, f"node0:{port}")
     with pytest.raises(ValidationError):
         config.train.lr = 1.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "key", "kind"),
-    [
-        *(({key.replace(".", "__"): value}, key, "value") for key, value in (
-            ("train.parallel", "ddpp"), ("train.lr", "0.1"), ("train.lr", 0), ("train.lr", float("nan")),
-            ("train.lr", 1e308), ("train.epochs", 1.5), ("train.epochs", True), ("train.epochs", 10**8),
-            ("train.nesterov", "yes"), ("train.crop_scale", [0.1, 0.2, 0.3]), ("train.crop_scale", 0.1),
-            ("train.weight_decay", 1e308), ("train.head_lr_factor", 1e308), ("train.mixup", 1e308),
-            ("train.clip_norm", 1e308), ("train.threads", 100_000), ("train.batch_size", 10**12), ("train", 3),
-            ("train.model", date(2024, 5, 1)), ("train.model", None), ("train.model", b"resnet18"),
-            ("run.processes", 0), ("run.processes", 1_000_000), ("run.workers", 10**9), ("run.timeout_seconds", 10**30),
-            ("run.rendezvous", "node0:99999"), ("run.rendezvous", "node0:65536"), ("data.url", "ftp://x/y"),
-            ("data.url", "file:///" + "a" * 5000), ("paths.inbox", "a/../../b"), ("paths.inbox", "a" * 201),
-            # control characters, which would act on the terminal that shows the setting
-            ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
-            *(("run.checkpoint_copy", text) for text in ("memory://x", "no://x", "file://x", " ", "$HOME/x", "")),
-            ("split.group", "a\nb"), ("train.model", "\0"),
-        )),
-        ({"train__crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),
-        ({"train__crop_scale": [0.5]}, "train.crop_scale.1", "missing"),
-        ({"split__sed": 1}, "split.sed", "unknown"),
-        ({"split__1": 1}, "split.1", "unknown"),
-        ({"nonsense": {}}, "nonsense", "unknown"),
-    ],
-)  # fmt: skip
-def test_a_fault_is_named(raw: dict[str, Any], changes: dict[str, Any], key: str, kind: Kind) -> None:
-    """One wrong value gives one fault, in a line of a length that can be read."""
-    with refuses((key, kind)) as error:
-        params.parse(change(raw, **changes))
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 600
 
 
 def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
