@@ -100,15 +100,6 @@ def test_many_classes_need_no_more_images_than_the_file_has() -> None:
     assert acceptance.limit(content(scores, classes=1000), WEIGHTS).reason == ""
 
 
-@pytest.mark.parametrize("change", [{"coverage": 1.5}, {"highest": [0.9, 0.1]}, {"highest": [1.5]}, {"classes": 0}])
-def test_a_damaged_file_is_named(change: dict[str, Any], tmp_path: Path) -> None:
-    acceptance.write(tmp_path, content([0.25, 0.5]))
-    raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
-    files.write_json(tmp_path / acceptance.FILE, raw | change)
-    with refuses((tmp_path / acceptance.FILE, "damaged")):
-        acceptance.read(tmp_path)
-
-
 def test_a_file_of_an_older_version_gives_its_limit(tmp_path: Path) -> None:
     """It also had `own`, the probabilities for sets of classes."""
     acceptance.write(tmp_path, content([0.25, 0.5]))

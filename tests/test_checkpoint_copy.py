@@ -21,7 +21,6 @@ from pipeline.config import params
 from pipeline.running import checkpoint_copy
 from pipeline.running.runs import Run
 from tests.helpers import buckets
-from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
 KEY = "run.checkpoint_copy"
@@ -144,16 +143,6 @@ def test_a_finished_training_does_not_wait_for_a_place_that_has_failed(
     run.checkpoint.unlink()
     place.finish()
     assert capfd.readouterr().err == ""
-
-
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    """A file that a link in the folder of the copies names is the user's."""
-    run, own = Run(tmp_path / "run", "0" * 64), tmp_path / "own.txt"
-    own.touch()
-    (tmp_path / run.fingerprint).mkdir()
-    (tmp_path / run.fingerprint / "partial").symlink_to(own)
-    with refuses((KEY, "machine")):
-        checkpoint_copy.Place(str(tmp_path), run)
 
 
 class Cut:

@@ -1,6 +1,5 @@
 """data/corrections.csv: labels that a person corrects, and images that a person leaves out."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,6 @@ import pytest
 
 from benchmarks.harness.workspace import STAGE_TABLES
 from pipeline.base import files
-from pipeline.base.errors import Kind
-from pipeline.commands import repro
 from pipeline.config import params
 from pipeline.data import corrections
 from pipeline.dataset import packed
@@ -82,55 +79,6 @@ def test_what_changes_nothing_or_is_not_read_is_said(tmp_path: Path) -> None:
     unchanged, columns = corrected.layout.notes[1:]
     assert unchanged.endswith(": 1 (first: dog/é.png)")
     assert columns.endswith(": by")
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "kind", "named"),
-    [
-        ("", 0, "damaged", ""),  # the forms of tables: test_labels.py
-        ("path,label,reason\ncat/1.png,dog\n", 2, "damaged", ""),
-        ("path,label\ndog/1.png,cat\n", 2, "value", "'dog/1.png'"),
-        ("path,label\ndog/33.png,cat\n", 2, "value", "'dog/33.png'"),
-        ("path,label\nLICENSE.txt,cat\n", 2, "value", "'LICENSE.txt'"),
-        ("path,label\ndog/3.png,cat\n./dog/3.png,exclude\n", 3, "value", ""),
-        ("path,label\ndog/3.png,Cat\n", 2, "value", "'Cat' is no class; allowed: 'cat', 'dog', or exclude"),
-        ("path,label\ndog/3.png,\n", 2, "value", ""),
-        ('path,label,reason\ndog/3.png,exclude,"two\nlines"\n', 3, "value", ""),
-    ],
-)
-def test_a_fault_is_named_with_its_line(
-    content: str, line: int, kind: Kind, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table, the line, the wrong cell, and the classes for a wrong label."""
-    monkeypatch.setattr(corrections, "FILE", tmp_path / "corrections.csv")
-    with refuses((f"{corrections.FILE}:{line}" if line else corrections.FILE, kind)) as error:
-        corrections.apply(read(content, tmp_path), LAYOUT)
-    assert named in error.value.faults[0].value
-
-
-def test_exclude_cannot_be_a_class_at_the_same_time() -> None:
-    """Where a class has this name, the word would have two meanings."""
-    layout = Layout(
-        [ImageFile("exclude/1.png", "exclude", ""), ImageFile("cat/1.png", "cat", "")], ["cat", "exclude"], ""
-    )
-    with refuses((f"{corrections.FILE}:2", "value")):
-        corrections.apply(table("cat/1.png,exclude,"), layout)
-    corrections.apply(table("exclude/1.png,cat,"), layout)
-
-
-def test_a_missing_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It belongs to the project. A pipe in its place is no table. `perennial repro` refuses before a stage runs."""
-    path = tmp_path / "corrections.csv"
-    for is_there in (False, True):
-        if is_there:
-            os.mkfifo(path)
-        with refuses((path, "missing")):
-            corrections.read(path)
-    monkeypatch.chdir(tmp_path)
-    with refuses((corrections.FILE, "missing")):
-        repro.check_photos(params.Params(), ["split"])
-    with refuses(("paths.inbox", "missing")):
-        repro.check_photos(params.Params(), ["download"])
 
 
 # ---- what split makes of it ----

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.base import files
-from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.dataset import packed
 from pipeline.dataset.normalization import IMAGENET
@@ -186,20 +185,6 @@ def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path)
         logits = torch.log_softmax(net(torch.from_numpy(pixels)).double(), 1)
     for several in (pixels, pixels[:1]):
         assert runtime.log_probabilities(several) == pytest.approx(logits[: len(several)].numpy(), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make_file", "kind"),
-    [
-        (lambda path: None, "missing"), (lambda path: path.touch(), "missing"),  # as evaluate.onnx: false leaves it
-        (lambda path: path.write_bytes(b"nothing of this kind"), "damaged"),
-    ],
-)  # fmt: skip
-def test_what_is_no_model_is_refused(tmp_path: Path, make_file: Callable[[Path], None], kind: Kind) -> None:
-    """Missing, empty, and damaged."""
-    make_file(tmp_path / "x.onnx")
-    with refuses((tmp_path / "x.onnx", kind)):
-        onnx_file.load(tmp_path / "x.onnx", 1)
 
 
 @pytest.fixture

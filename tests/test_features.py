@@ -77,12 +77,6 @@ def vars_of(entry: Any, **changes: str) -> Any:
     return type(entry)(**{**vars(entry), **changes})
 
 
-def test_a_head_that_is_no_linear_layer_is_refused() -> None:
-    """Its input is no vector."""
-    with refuses(("train.head", "pair")):
-        network.without_head(network.build("squeezenet1_1", 3, seed=0), "squeezenet1_1")
-
-
 def start(folder: Path, stage: str, processes: int) -> Any:
     command = [sys.executable, "-m", "pipeline", stage]
     with (folder / "said").open("w") as file:

@@ -10,7 +10,6 @@ from pipeline.data import folders
 from pipeline.dataset.split_table import SPLITS
 from pipeline.sources import originals
 from pipeline.sources.layout import Layout
-from tests.helpers.refusals import refuses
 
 
 def touch(folder: Path, *paths: str) -> Path:
@@ -130,25 +129,3 @@ def test_names_that_a_spreadsheet_runs_are_noted() -> None:
         (note,) = notes(name)
         assert repr(name) in note
     assert not notes("cat")
-
-
-@pytest.mark.parametrize(
-    ("names", "word"),
-    [
-        (["train.tar"], "archive"), (["README.md", "cat/cat.zip", "dog/dog.ZIP"], "archive"),
-        (["00000.tar", "00001.tar"], "WebDataset"), (["data/train-00000-of-00002.parquet"], "program"),
-        (["train.lmdb/data.mdb", "train.lmdb/lock.mdb"], "program"), (["train.tfrecord-00000-of-00008"], "program"),
-    ],
-)  # fmt: skip
-def test_a_file_that_holds_images_is_named_with_what_to_do(names: list[str], word: str) -> None:
-    """None of them is read. Beside images it is any other file."""
-    with refuses((f"in/{next(name for name in names if name != 'README.md')}", "value")) as error:
-        folders.interpret("in", names, lambda _: b"")
-    assert word in error.value.faults[0].remedy
-    assert folders.interpret("in", [*names, "a/1.jpg", "b/1.jpg"], lambda _: b"").classes[:2] == ["a", "b"]
-
-
-def test_pointers_of_git_lfs_are_named() -> None:
-    """A clone without `git lfs` has them instead of the images."""
-    with refuses(("in/a/1.jpg", "missing")):
-        folders.interpret("in", ["a/1.jpg", "b/1.jpg"], lambda _: folders.LFS + b"v1\noid sha256:0\n")

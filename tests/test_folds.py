@@ -255,31 +255,6 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
     assert all(word in str(refused.value) for word in words)
 
 
-def recipe(**values: Any) -> Record:
-    """A record with these params."""
-    return replace(A_RECORD, params={key.replace("__", "."): value for key, value in values.items()})
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "kind"),
-    [
-        ((1, None, 1, None), "--folds", "value"), ((0, None, 1, None), "--folds", "value"),
-        ((None, 101, 1, None), "--seeds", "value"), ((None, 0, 1, None), "--seeds", "value"),
-        ((None, None, 0, None), "--jobs", "value"),
-        ((2, None, 1, A_RECORD), "--folds", "pair"), ((None, 2, 1, A_RECORD), "--seeds", "pair"),
-        ((None, None, 1, recipe()), "--folds", "value"),
-        ((None, None, 1, recipe(split__folds="two")), "split.folds", "value"),
-        ((None, None, 1, recipe(split__folds=2, nope__lr=1)), "nope", "unknown"),
-        ((None, None, 1, recipe(split__folds=2, train__lr__high=1)), "train.lr", "value"),
-        ((None, None, 1, recipe(split__folds=2, train__precision="tf32")), "train.precision", "pair"),
-    ],
-)  # fmt: skip
-def test_a_study_that_cannot_run_is_refused(options: Any, key: str, kind: Kind, raw: dict[str, Any]) -> None:
-    """Before a copy is made: the option, or the param of params.yaml or of a recipe, whatever is wrong with it."""
-    with refuses((key, kind)):
-        folds.make_plan(params.parse(on_cpu(raw)), *options)
-
-
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:
     """Whatever params.yaml has."""
     recipe = replace(A_RECORD, parts=(A_PART, replace(A_PART, seed=7)))
@@ -318,6 +293,3 @@ def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
     assert [line.partition(": ")[2] for line in lines] == [
         "train.lr", "seed 0 fold 0", "split", "seed 0 fold 1", "seed 0 fold 0, seed 0 fold 1",
     ]  # fmt: skip
-    (tmp_path / "a.json").write_text("{}")
-    with refuses((tmp_path / "a.json", "damaged")):
-        record.read(tmp_path / "a.json")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipeline.base.errors import Kind
 from pipeline.data import folders
 from pipeline.sources.layout import ImageFile, Layout
 from tests.helpers.refusals import refuses
@@ -69,32 +68,3 @@ def test_what_is_not_used_is_noted() -> None:
     layout = read("path,label\na.png,x\nb/c.png,y\n", ["a.png", "b/c.png"], top="set/")
     assert [file.path for file in layout.image_files] == ["set/a.png", "set/b/c.png"]
     assert ["'set'" in note for note in layout.notes] == [True]
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "kind"),
-    [
-        ("", 0, "damaged"),
-        ("path,class\na.png,x\n", 0, "damaged"),
-        ("path;label,group\na.png;x,\n", 0, "damaged"),
-        ("path;label\na.png,x\n", 2, "damaged"),
-        ("path,label,Path\n", 0, "damaged"),
-        ("path,label\na.png\n", 2, "damaged"),
-        ("path,label\na.png,x\n\nd e,f.JPG,x\n", 4, "damaged"),
-        ('path,label\n"a.png,x\n', 0, "damaged"),
-        (b"path,label\na.png,caf\xe9\n", 0, "damaged"),
-        ("path,label\nz.png,x\n", 2, "value"),
-        ("path,label\n../a.png,x\n", 2, "value"),
-        ("path,label\n/a.png,x\n", 2, "value"),
-        ("path,label\nb/,x\n", 2, "value"),
-        ("path,label\na.png,x\n./a.png,x\n", 3, "value"),
-        ("path,label\na.png, \n", 2, "value"),
-        ("path,label\na.png,x\0y\n", 2, "value"),
-        ("path,label,split\na.png,x,holdout\n", 2, "value"),
-        ("path,label\na.png,x\n", 0, "missing"),
-    ],
-)  # fmt: skip
-def test_a_fault_is_named_with_its_line(content: str | bytes, line: int, kind: Kind) -> None:
-    """The table, and the line if it is one."""
-    with refuses((f"images/labels.csv:{line}" if line else "images/labels.csv", kind)):
-        read(content, [*FILES, "b/"])

@@ -1,13 +1,10 @@
 """Images that are decoded at the same time share one budget of memory. What is not a file is refused by name."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,32 +170,6 @@ def test_the_estimate_of_a_long_image_includes_its_lines(tmp_path: Path) -> None
 
 
 # ---- what is not an image or not a file ----
-
-
-def inspect(path: Path) -> images.ImageInfo:
-    return images.inspect_image(path, 1, 1, id)
-
-
-def bind(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [os.mkfifo, bind, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
-    ids=["pipe", "socket", "folder", "device"],
-)
-def test_what_is_not_a_file_is_refused_at_once(
-    tmp_path: Path, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No process writes into the pipe; it is refused without waiting."""
-    monkeypatch.chdir(tmp_path)
-    path = Path("a.jpg")  # a path of a socket is short
-    make(path)
-    for look in (decode, lambda path: images.resize_to_square(path, 32), inspect):
-        with refuses((path, "value")):
-            look(path)
 
 
 def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -> None:

@@ -145,12 +145,6 @@ def test_a_frozen_backbone_does_not_move(name: str) -> None:
     assert changes == of_head
 
 
-def test_norm_that_is_not_there_cannot_be_frozen() -> None:
-    """A SqueezeNet has no BatchNorm."""
-    with refuses(("train.freeze_norm", "pair")):
-        network.freeze_norm(network.build("squeezenet1_1", 3, seed=0), "squeezenet1_1")
-
-
 def test_a_frozen_backbone_drops_nothing() -> None:
     """With a frozen backbone training sees the very features that evaluation sees, also in a copy and when wrapped."""
     net = network.build("efficientnet_b0", 3, seed=0)  # has drop-out, stochastic depth and BatchNorm

@@ -23,7 +23,6 @@ from pipeline.config import params
 from pipeline.learning import determinism
 from pipeline.learning.world import World
 from pipeline.running import rendezvous
-from pipeline.running.launch import placed_by_cluster
 from pipeline.running.rendezvous import check_size
 from pipeline.stages import train
 from tests.conftest import on_cpu
@@ -79,55 +78,6 @@ def test_a_cluster_gives_a_node_its_place(one_node: dict[str, str], tmp_path: Pa
     job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
     finish(*(start(folder, TRAIN, **job, PET_NODE_RANK=str(rank)) for rank in (0, 1)))
     assert outputs(folder) == one_node
-
-
-def test_a_cluster_with_other_numbers_than_the_params_is_refused(raw: dict[str, Any]) -> None:
-    """Each number that differs names its param: of nodes, of processes, of this node. "auto" is no number."""
-    two = params.parse(on_cpu(raw, **TWO, run__nodes=2)).run
-    job = {"PET_NODE_RANK": "1", "PET_NNODES": "3"}
-    with refuses(("run.nodes", "differs"), ("run.processes / run.nodes", "differs")):
-        placed_by_cluster(two, {**job, "PET_NPROC_PER_NODE": "4"})
-    with refuses(("run.nodes", "differs")):
-        placed_by_cluster(two, {**job, "PET_NPROC_PER_NODE": "auto"})
-    for rank in ("2", "-1", "first"):
-        with refuses(("run.nodes", "differs")):
-            placed_by_cluster(two, {"PET_NODE_RANK": rank})
-    assert placed_by_cluster(two, {"PET_NODE_RANK": "1"}) == two.model_copy(update={"node_rank": 1})
-    assert placed_by_cluster(two, {}) == two
-    with refuses(("PET_MASTER_ADDR, PET_MASTER_PORT", "value")):
-        placed_by_cluster(two, {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node0", "PET_MASTER_PORT": "http"})
-
-
-PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-ODD: list[tuple[dict[str, str], list[str]]] = [
-    ({"RANK": "2"}, ["RANK"]), ({"RANK": "-1"}, ["RANK"]), ({"RANK": "first"}, ["RANK"]),
-    ({"RANK": "\u0661"}, ["RANK"]),
-    ({"LOCAL_RANK": "7"}, ["LOCAL_RANK"]), ({"WORLD_SIZE": "0"}, ["WORLD_SIZE"]), ({"WORLD_SIZE": ""}, ["WORLD_SIZE"]),
-    ({"WORLD_SIZE": "1000000000000"}, ["WORLD_SIZE"]), ({"RANK": "x", "WORLD_SIZE": "x"}, ["RANK", "WORLD_SIZE"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changes", "names"), ODD)
-def test_numbers_that_no_launcher_gives_are_refused(changes: dict[str, str], names: list[str]) -> None:
-    """The variables of torchrun and of srun, in one sentence each."""
-    assert rendezvous.world_of(PLACE, "cpu").size == 2
-    slurms = dict(zip(PLACE, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"), strict=True))
-    for own in (dict(zip(PLACE, PLACE, strict=True)), slurms):
-        environ = {own[name]: value for name, value in {**PLACE, **changes}.items()}
-        with refuses(*((own[name], "value") for name in names)):
-            rendezvous.world_of(environ, "cpu")
-
-
-def test_an_address_that_no_launcher_gives_is_refused() -> None:
-    """A port that is none, and a step of Slurm that lacks a number or has an odd one."""
-    for odd in ({}, {"MASTER_PORT": "http"}, {"MASTER_PORT": "65536"}, {"MASTER_ADDR": "", "MASTER_PORT": "1"}):
-        with refuses(("MASTER_ADDR, MASTER_PORT", "value")):
-            rendezvous.address({"MASTER_ADDR": "localhost", **odd})
-    step = {"SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
-    assert rendezvous.address(step)[0] == "a"
-    for odd in ({}, {**step, "SLURM_JOB_ID": "x"}, {**step, "SLURM_STEP_NODELIST": "["}):
-        with refuses((", ".join(step), "value")):
-            rendezvous.address(odd)
 
 
 def test_another_number_of_processes_than_the_params_say_is_refused(
@@ -327,11 +277,3 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
     assert re.search(r"train: srun \(pid \d+\)", words)
     assert "launch: restart" not in words
     assert not list(folder.glob("runs/launch-*"))
-
-
-def test_an_interface_that_is_not_here_is_refused() -> None:
-    """gloo would end with the frames of its own code."""
-    rendezvous.check_interface({})
-    rendezvous.check_interface({rendezvous.INTERFACE: "lo"})
-    with refuses((rendezvous.INTERFACE, "machine")):
-        rendezvous.check_interface({rendezvous.INTERFACE: "lo,nosuch0"})

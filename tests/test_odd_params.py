@@ -2,7 +2,6 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -14,27 +13,9 @@ from pipeline.checks import validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
 from pipeline.config.params import Params
-from tests.conftest import PROJECT, on_cpu
+from tests.conftest import PROJECT
 
 HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2, project="/home/me/project")
-
-
-@pytest.mark.parametrize(
-    ("inbox", "expected"),
-    [
-        *((path, [("paths.inbox", "value")]) for path in (
-            "data", "data/images", "data/images/mine", "models", "pipeline", "runs/x", "/home/me/project/data/images",
-            "/home/me/photos/../project/pipeline", "/home/me/project/", "/home/me",
-        )),
-        *((path, []) for path in (
-            "data/inbox", "data/photos", "mine", "/home/me/project/data/photos", "/home/photos",
-        )),
-    ],
-)  # fmt: skip
-def test_an_inbox_holds_nothing_of_the_project(raw: dict[str, Any], inbox: str, expected: list[object]) -> None:
-    """Refused: a folder inside the project's own, one that holds them, and one that holds the project itself."""
-    faults = validity.faults(params.parse(on_cpu(raw, paths__inbox=inbox)), HERE)
-    assert [(fault.key, fault.kind) for fault in faults] == expected
 
 
 def test_the_projects_own_files_are_known() -> None:

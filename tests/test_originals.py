@@ -142,65 +142,12 @@ def test_links_are_followed(inbox: Path) -> None:
         write_and_read(inbox)
 
 
-def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
-    """A broken link, a pipe, a link to a device, a name that split.csv cannot hold, folders without
-    end, and missing or empty folders."""
-    odd: tuple[tuple[Callable[[Path], object], str, Callable[[str], str]], ...] = (
-        (lambda path: path.symlink_to("nowhere"), "z.jpg", str),
-        (os.mkfifo, "z.jpg", str),
-        (lambda path: path.symlink_to("/dev/zero"), "z.jpg", str),
-        (Path.touch, "\udcff.jpg", ascii),
-        (Path.touch, "a\rb.jpg", repr),
-    )
-    for make, name, form in odd:
-        path = inbox / "cats" / name
-        make(path)
-        with refuses((form(str(path)), "value")):
-            originals.list_entries(inbox)
-        path.unlink()
-    (inbox.parent / "deep" / "/".join("a" * 200)).mkdir(parents=True)
-    with refuses((inbox.parent / "deep", "value")):
-        originals.list_entries(inbox.parent / "deep")
-    (inbox.parent / "empty").mkdir()
-    for folder in ("empty", "missing"):
-        with refuses(("paths.inbox", "missing")):
-            originals.write_manifest(inbox.parent / folder, inbox.parent / "images", workers=1)
-    with refuses((inbox.parent / "missing", "missing")):
-        originals.Originals(inbox.parent / "missing", {}).entries()
-
-
-@pytest.mark.parametrize("content", [{}, {".gitkeep": b""}, {"photo.jpg": b"x"}, {"daisy/.hidden": b"x"}])
-def test_an_inbox_without_class_folders_is_not_copied(content: dict[str, bytes], tmp_path: Path) -> None:
-    """A missing or empty inbox, or one without class folders, is refused with what to put there."""
-    fill(tmp_path / "inbox", content)
-    with refuses(("paths.inbox", "missing")):
-        originals.copy_inbox(tmp_path / "inbox", tmp_path)
-
-
-@pytest.mark.parametrize("target", ["b.jpg", "../dogs"], ids=["file", "folder"])
-def test_a_link_is_not_copied(inbox: Path, target: str) -> None:
-    """DVC would not see a change of its target."""
-    (inbox / "cats/link").symlink_to(target)
-    with refuses((inbox / "cats/link", "value")):
-        originals.copy_inbox(inbox, inbox.parent / "images")
-
-
 def test_a_table_of_the_data_set_is_no_manifest(inbox: Path) -> None:
     """An archive or an inbox may hold a manifest.csv of its own: the images beside it are read."""
     fill(inbox.parent / "copied", {"manifest.csv": b"path,sha256\ncats/b.jpg,0\n", "cats/b.jpg": b"two"})
     source = originals.locate(inbox.parent / "copied", inbox)
     assert source.root == inbox.parent / "copied"
     assert source.entries() == ["cats/b.jpg", "manifest.csv"]
-
-
-def test_a_manifest_that_cannot_be_used_is_refused(inbox: Path) -> None:
-    """In a clone on another machine the photos are not there. A manifest without its columns is damaged."""
-    write_and_read(inbox)
-    with refuses(("paths.inbox", "missing")):
-        originals.locate(inbox.parent / "images", Path("/other"))
-    fill(inbox.parent / "images", {originals.MANIFEST: b"name\nx\n"})
-    with refuses((inbox.parent / "images/.manifest.csv", "damaged")):
-        originals.locate(inbox.parent / "images", inbox)
 
 
 def test_download_lists_and_says_so(

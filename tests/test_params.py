@@ -1,10 +1,8 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
 import json
-import os
 import re
 from argparse import Namespace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from dvc.utils.hydra import apply_overrides
 from pydantic import ValidationError
 
-from pipeline.base.errors import Kind
 from pipeline.base.text import did_you_mean
 from pipeline.commands import params as command
 from pipeline.config import document, params
@@ -97,39 +94,6 @@ def test_params_are_frozen_numbers(tmp_path: Path) -> None:
         config.train.lr = 1.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "kind"),
-    [
-        *(({key.replace(".", "__"): value}, key, "value") for key, value in (
-            ("train.parallel", "ddpp"), ("train.lr", "0.1"), ("train.lr", 0), ("train.lr", float("nan")),
-            ("train.lr", 1e308), ("train.epochs", 1.5), ("train.epochs", True), ("train.epochs", 10**8),
-            ("train.nesterov", "yes"), ("train.crop_scale", [0.1, 0.2, 0.3]), ("train.crop_scale", 0.1),
-            ("train.weight_decay", 1e308), ("train.head_lr_factor", 1e308), ("train.mixup", 1e308),
-            ("train.clip_norm", 1e308), ("train.threads", 100_000), ("train.batch_size", 10**12), ("train", 3),
-            ("train.model", date(2024, 5, 1)), ("train.model", None), ("train.model", b"resnet18"),
-            ("run.processes", 0), ("run.processes", 1_000_000), ("run.workers", 10**9), ("run.timeout_seconds", 10**30),
-            ("run.rendezvous", "node0:99999"), ("run.rendezvous", "node0:65536"), ("data.url", "ftp://x/y"),
-            ("data.url", "file:///" + "a" * 5000), ("paths.inbox", "a/../../b"), ("paths.inbox", "a" * 201),
-            # control characters, which would act on the terminal that shows the setting
-            ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
-            *(("run.checkpoint_copy", text) for text in ("memory://x", "no://x", "file://x", " ", "$HOME/x", "")),
-            ("split.group", "a\nb"), ("train.model", "\0"),
-        )),
-        ({"train__crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),
-        ({"train__crop_scale": [0.5]}, "train.crop_scale.1", "missing"),
-        ({"split__sed": 1}, "split.sed", "unknown"),
-        ({"split__1": 1}, "split.1", "unknown"),
-        ({"nonsense": {}}, "nonsense", "unknown"),
-    ],
-)  # fmt: skip
-def test_a_fault_is_named(raw: dict[str, Any], changes: dict[str, Any], key: str, kind: Kind) -> None:
-    """One wrong value gives one fault, in a line of a length that can be read."""
-    with refuses((key, kind)) as error:
-        params.parse(change(raw, **changes))
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 600
-
-
 def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
     """Several wrong values and a typo are reported together."""
     with refuses(("train.lr", "value"), ("train.devices", "unknown"), ("run.launcher", "value")) as error:
@@ -159,34 +123,6 @@ def test_a_password_in_an_address_is_not_shown(raw: dict[str, Any]) -> None:
     with refuses(("data.url", "value")) as error:
         params.parse(change(raw, data__url="http://me:secret@c.de/f?token=secret"))
     assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe", "train: 2024-99-99", "train: !x y",
-    ],
-)  # fmt: skip
-def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A file that is not a table, not YAML, or has a key twice is refused by its name.
-
-    So is no file, a folder, or a pipe, whose reader would wait without end for a writer.
-    """
-    monkeypatch.chdir(tmp_path)
-    with refuses(("params.yaml", "missing")):
-        params.load()
-    params.FILE.write_bytes(text.encode("latin-1"))
-    with refuses(("params.yaml", "damaged")) as error:
-        params.load()
-    assert str(error.value).isprintable()
-    params.FILE.unlink()
-    params.FILE.mkdir()
-    with refuses(("params.yaml", "damaged")):
-        params.load()
-    params.FILE.rmdir()
-    os.mkfifo(params.FILE)
-    with refuses(("params.yaml", "damaged")):
-        params.load()
 
 
 def test_the_params_file_of_the_project_is_the_defaults(raw: dict[str, Any]) -> None:

@@ -157,21 +157,3 @@ def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:
     for rows_by_fold, key in ((twice, "a, b/00.png"), (never, path), (other, "a, b/00.png")):
         with refuses((key, "differs")):
             pooling.read(put(tmp_path, rows_by_fold), LABELS)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "path,label,prediction,p_rose\n", None, "daisy/1.png\n", "daisy/01.png,daisy,daisy,0.2,0.3\n",
-        "daisy/01.png,daisy,daisy,x,1,1\n", "daisy/01.png,a,daisy,0,1,0\n", "rose/01.png,rose,rose,0,1,0\n",
-    ],
-)  # fmt: skip
-def test_a_damaged_table_is_named(tmp_path: Path, text: str | None) -> None:
-    """A missing file, other columns, a row that is cut or no numbers, an image of another class or of no split."""
-    tables = put(tmp_path, content())
-    tables[0, 1].unlink()
-    if text is not None:
-        head = "" if text == "" or text.startswith("path") else tables[0, 0].read_text().splitlines()[0] + "\n"
-        tables[0, 1].write_text(head + text)
-    with refuses((tables[0, 1], "missing" if text is None else "damaged")):
-        pooling.read(tables, LABELS)

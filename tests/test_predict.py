@@ -336,17 +336,6 @@ def test_damaged_weights_are_never_used(exporting: Path, tmp_path: Path, capsys:
         ask(image, model=models)
 
 
-@pytest.mark.parametrize(("given", "key"), [("nowhere", "nowhere"), (".", "model.json"), ("", "models/model.json")])
-def test_a_model_that_is_not_there_is_named(
-    project: Path, tmp_path: Path, given: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is missing, a folder without a model, and a project without one, on any machine."""
-    (tmp_path / "params.yaml").write_bytes((project / "params.yaml").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    with refuses((key, "missing")):
-        ask(Path("x.png"), model=Path(given) if given else None)
-
-
 def stopped(exporting: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project after a training began: the model is in DVC's cache alone, and dvc.lock names it. Returns the cache."""
     cache, outs = folder / ".dvc/cache", []

@@ -1,7 +1,6 @@
 """Pretrained weights are fetched, checked, converted and loaded; the model then gives the outputs of the original."""
 
 import json
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeline.base import files
@@ -298,17 +295,6 @@ def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, t
     exported.save(tmp_path / "models", state, description)
     with refuses((tmp_path / "models/model.safetensors", "damaged")):
         exported.load(tmp_path / "models")
-
-
-@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A file of weights cut at any point is refused by name, and nothing is written."""
-    path = tmp_path_factory.mktemp("cut") / f"cut{ending}"
-    tensors = {"fc.weight": torch.arange(12.0).reshape(3, 4), "fc.bias": torch.arange(3.0)}
-    (torch.save if ending == ".pth" else safetensors.torch.save_file)(tensors, path)
-    os.truncate(path, int(share * path.stat().st_size))
-    is_refused(path.parent, path)
 
 
 def test_every_model_has_published_weights_that_can_be_checked() -> None:

@@ -30,7 +30,6 @@ from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed
-from tests.helpers.refusals import refuses
 from tests.helpers.reports import CHINESE, CLASSES
 from tests.helpers.settings import tracked
 
@@ -163,26 +162,6 @@ def test_the_gallery_begins_with_the_worst(finished: Path, known: Facts, monkeyp
     assert unsure == sorted(unsure)
     assert len(unsure) == 6
     assert hard.mistake_count + hard.right_count == len(rows)
-
-
-def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
-    """A table with other classes than the model's, and a history that is too short."""
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    for path in (finished / "metrics").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    with refuses((folder / "predictions.csv", "damaged")):
-        outcome.read(folder, ("daisy", "rose"), 1)
-    with refuses((folder / "history.csv", "damaged")):
-        outcome.read(folder, sorted(CLASSES), 7)
-    table = tmp_path / "split.csv"
-    columns = ("path", "class", "split", "reason", "width", "height", "phash")
-    files.write_csv(table, columns, [("a.png", "a", "train", "", 4, 4, "0")])
-    with refuses((table, "damaged")):
-        split_table.all_rows(table)
-    (folder / "eval.json").unlink()
-    with refuses((folder / "eval.json", "missing")):
-        outcome.read(folder, sorted(CLASSES), 1)
 
 
 def test_a_mistake_has_its_photo_and_its_heat_map(elements: Element, known: Facts) -> None:

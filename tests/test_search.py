@@ -17,7 +17,7 @@ from pipeline.reruns.ranges import Axis, Range, Sweep, Trial
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.refusals import refuses
 
-LR, EPOCHS, MIXUP, SCALE = "train.lr", "train.epochs", "train.mixup", "train.crop_scale"
+LR, EPOCHS, SCALE = "train.lr", "train.epochs", "train.crop_scale"
 AXES: dict[str, Axis] = {
     LR: Range.model_validate({"from": 0.001, "to": 1.0, "scale": "log"}),
     EPOCHS: Range.model_validate({"from": 1, "to": 40}),
@@ -136,62 +136,6 @@ def test_tpe_learns_from_values_inside_alone(outside: dict[str, Any]) -> None:
     assert search.tpe(LEARNING, PRESENT, 6, [(PRESENT | outside, 1.0), *results]) == trial
     assert search.tpe(replace(LEARNING, seed=1), PRESENT, 6, results) != trial
     assert search.tpe(LEARNING, PRESENT, 6, [(PRESENT | outside, 1.0)]) == search.random(LEARNING, PRESENT, 6)[-1]
-
-
-# ---- files of ranges: what is refused, before any trial runs ----
-
-FILE: dict[str, Any] = {"search": "random", "trials": 4, "params": {LR: {"from": 0.01, "to": 0.1}, MIXUP: [0.0, 0.2]}}
-
-
-def content_of(**changes: Any) -> dict[str, Any]:
-    """The content of a file with these changes; None takes a line out."""
-    return {key: value for key, value in (FILE | changes).items() if value is not None}
-
-
-def read(folder: Path, content: Any) -> Sweep:
-    """The sweep of a file with this content."""
-    write_params(folder / "my sweep.yaml", content)
-    return ranges.read(folder / "my sweep.yaml")
-
-
-FAULTS: dict[str, tuple[Any, str, Kind]] = {
-    "search": (content_of(search="best"), "search", "value"),
-    "no search": (content_of(search=None), "search", "missing"),
-    "key": (content_of(jobs=2), "jobs", "unknown"),
-    "no trials": (content_of(trials=None), "trials", "missing"),
-    "too many": (content_of(params={MIXUP: [0.0, 0.2]}), "trials", "value"),
-    "grid": (content_of(search="grid", trials=None), LR, "pair"),
-    "grid of so many": (content_of(search="grid", params={LR: [0.1]}), "trials", "pair"),
-    "large grid": ({"search": "grid", "params": {LR: [*range(1, 40)], MIXUP: [*range(40)]}}, "params", "value"),
-    "no params": (content_of(params={}), "params", "value"),
-    "name": (content_of(params={"train.mixupp": [0.1]}), "params", "unknown"),
-    "section": (content_of(params={"lr": [0.1]}), "params", "unknown"),
-    **{
-        key: (content_of(params={key: [0, 1]}), "params", "value")
-        for key in ("data.source", "split.seed", "train.seed")
-    },
-    "order": (content_of(params={LR: {"from": 0.2, "to": 0.1}}), LR, "value"),
-    "log": (content_of(params={LR: {"from": 0, "to": 0.1, "scale": "log"}}), LR, "pair"),
-    "scale": (content_of(params={LR: {"from": 0.1, "to": 0.2, "scale": "ln"}}), f"{LR}.scale", "value"),
-    "range": (content_of(params={LR: {"from": 0.1, "to": 1, "step": 1}}), f"{LR}.step", "unknown"),
-    "value": (content_of(params={LR: 0.1}), LR, "value"),
-    "twice": (content_of(params={LR: [0.1, 0.1]}), LR, "value"),
-}
-
-
-@pytest.mark.parametrize("case", FAULTS)
-def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
-    """The fault names the file and the key in it."""
-    content, key, kind = FAULTS[case]
-    with refuses((f"{tmp_path}/my sweep.yaml: {key}", kind)):
-        read(tmp_path, content)
-
-
-def test_a_file_that_is_no_table_or_missing_is_refused(tmp_path: Path) -> None:
-    with refuses((tmp_path / "my sweep.yaml", "damaged")):
-        read(tmp_path, [1])
-    with refuses((tmp_path / "nowhere.yaml", "missing")):
-        ranges.read(tmp_path / "nowhere.yaml")
 
 
 def test_a_trial_that_cannot_run_is_refused_before_any_runs() -> None:

@@ -201,16 +201,3 @@ def test_what_a_job_reads_stays_until_it_has_ended(
     slurm._queue_at.cache_clear()
     trial_copies.drop_all()
     assert not [*trial_copies.FOLDER.iterdir()]
-
-
-def test_a_place_that_is_not_there_is_refused(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another word than slurm; a machine without sbatch; nodes that only Slurm could start."""
-    config = params.parse(on_cpu(read_params()))
-    with refuses(("--on", "value")):
-        runner.slots(config, 1, "kubernetes")
-    nodes_of_torchrun = on_cpu(read_params(), train__parallel="ddp", run__processes=2, run__nodes=2)
-    with refuses(("run.launcher", "pair")):
-        runner.slots(params.parse(nodes_of_torchrun), 1, "slurm")
-    monkeypatch.setenv("PATH", str(stand_in / "nothing"))
-    with refuses(("--on", "machine")):
-        runner.slots(config, 1, "slurm")

@@ -1,7 +1,6 @@
 """The split of an image follows from itself alone, and every class is in every split."""
 
 import hashlib
-from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -117,24 +116,6 @@ def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
     }  # fmt: skip
     six_digits = splitting.intervals(settings(val=0.234569, test=0.123457, folds=1))
     assert six_digits["val"] == (Fraction(123457, 10**6), Fraction(358026, 10**6))
-
-
-WHOLE, GIVEN = splitting.Cut("", SPLITS), splitting.Cut("train", ())
-TEST_FROM_TRAIN = splitting.Cut("train", ("train", "test"))
-
-
-@pytest.mark.parametrize(
-    ("cut", "splits", "is_refused"),
-    [
-        (WHOLE, ["", "", ""], False), (WHOLE, ["", ""], True), (WHOLE, [], True),
-        (GIVEN, ["test", "val", "train"], False), (GIVEN, ["train", "test", "test"], True),
-        (TEST_FROM_TRAIN, ["train", "train", "val"], False), (TEST_FROM_TRAIN, ["train", "val"], True),
-    ],
-)  # fmt: skip
-def test_a_class_needs_images_in_each_split(cut: splitting.Cut, splits: list[str], is_refused: bool) -> None:
-    """Three images, or one in each given split, or as many as are cut from train."""
-    with refuses(("classes", "missing")) if is_refused else nullcontext():
-        splitting.check_class_sizes(["a"], [ImageFile("a.png", "a", split) for split in splits], cut)
 
 
 def test_a_missing_split_takes_its_fraction_of_train() -> None:

@@ -16,11 +16,9 @@ from pipeline.config import params
 from pipeline.data import appearance, duplicates, images, suspects
 from pipeline.data.appearance import Appearance
 from pipeline.data.images import ImageInfo
-from pipeline.data.suspects import Suspect
 from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers.datasets import noise_image, put
-from tests.helpers.refusals import refuses
 
 OURS = {  # cleanvision's name of an issue → ours
     "dark": "dark", "light": "bright", "blurry": "blurred", "low_information": "low_information",
@@ -198,18 +196,6 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
     stdout = capsys.readouterr().out
     assert "2 dark (first: cat/night, new moon.png)\n" in stdout
     assert "data/corrections.csv" in stdout
-
-
-@pytest.mark.parametrize("damage", ["issue\nx\n", "issue,path,class,split,value,limit\ndim,a,b,train,1,2\n",
-                                    "issue,path,class,split,value,limit\ndark,a,b,train,low,2\n", "\0"])  # fmt: skip
-def test_a_damaged_table_is_named(damage: str, tmp_path: Path) -> None:
-    """The file, what is wrong, and the remedy. What was written is read."""
-    path, row = tmp_path / "suspects.csv", Suspect("dark", "a,\n", "b", "train", 0.1, 0.32)
-    files.write_csv(path, suspects.HEADER, [row])
-    assert suspects.read(path) == [row]
-    path.write_text(damage)
-    with refuses((path, "damaged")):
-        suspects.read(path)
 
 
 # ---- cleanvision ----

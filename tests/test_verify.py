@@ -21,7 +21,6 @@ from pipeline.reruns import record, repetition, runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, commit_wrong_weights, edited, verify, verify_environment
-from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
 SHARD = "data/packed/images-00000.bin"
@@ -352,17 +351,3 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
 
 
 ENTRY = "stages:\n  {}:\n    outs:\n    - path: {}\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "stages:\n", "a: [\n", ENTRY.format("train", "models"), ENTRY.format("train", "a") + "      md5: 123\n",
-        ENTRY.format("train", "7") + "      md5: abc\n", ENTRY.format("7", "models") + "      md5: abc\n",
-    ],
-)  # fmt: skip
-def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
-    """An empty or incomplete dvc.lock, and one with numbers for texts, is refused with the remedy."""
-    (tmp_path / "dvc.lock").write_text(text)
-    with refuses((tmp_path / "dvc.lock", "damaged")):
-        dvc_lock.read(tmp_path / "dvc.lock")

@@ -54,6 +54,11 @@ def decisive(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in (read | numeric_variables(environ)).items() if usual.get(name) != value}
 
 
+def can_fork(environ: Mapping[str, str]) -> bool:
+    """Whether a process with these variables can be forked."""
+    return REAL not in environ and decisive(environ) == decisive(BASE)
+
+
 def _become(words: Sequence[str], environ: Mapping[str, str], cwd: str, logs: Sequence[str]) -> None:
     """Run `python words…` in this forked process, with a file for the output and one for errors."""
     for number, log in enumerate(logs, 1):
@@ -93,7 +98,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Start Python and wait for its end: exit status and output."""
     environ = dict(os.environ if env is None else env)
-    if REAL in environ or decisive(environ) != decisive(BASE):
+    if not can_fork(environ):
         command = [str(word) for word in words]
         return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=check)
     with tempfile.TemporaryDirectory() as folder:

@@ -113,12 +113,14 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`perennial train`, with these environment variables besides. A single process is forked without its launcher."""
-    run = read_params(folder / "params.yaml")["run"]
-    needs_launcher = run["processes"] > 1 or run["checkpoint_copy"] != "none"
-    alone = {} if needs_launcher else {**ALONE_VARIABLES, **required_variables(1, True)}
+    """`perennial train`, with these environment variables besides.
+
+    A single process is forked without its launcher, unless that has something to copy or to refuse.
+    """
+    run, environ = read_params(folder / "params.yaml")["run"], {**os.environ, **variables}
+    needs_launcher = run["processes"] > 1 or run["checkpoint_copy"] != "none" or not starts.can_fork(environ)
     words = ["train"] if needs_launcher else ["rank", "train"]
-    environ = {**os.environ, **alone, **variables}
+    environ |= {} if needs_launcher else {**ALONE_VARIABLES, **required_variables(1, True)}
     done = starts.run([sys.executable, "-m", "pipeline", *words], cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
