@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from pipeline.base import linux
 from pipeline.config.params import Params, Paths
+from tests.helpers import starts
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -97,6 +98,11 @@ pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 def pytest_configure() -> None:
     """Let a process that crashes write no core file: an emulated one has three gigabytes, and is tried again."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def pytest_collection_finish() -> None:
+    """Let forked processes begin with the variables that libraries have set when the files of tests imported them."""
+    starts.BASE.update(os.environ)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
