@@ -317,7 +317,7 @@ def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Cal
     assert "verify: differs: " in done.stdout, done.stderr
 
 
-@WHOLE
+@FURTHER
 def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
     """It names the epoch, and does not train on."""
     edit_history(project, 2, DIGEST)

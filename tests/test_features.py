@@ -98,7 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow("a dozen starts of processes with timm; make test solves the equations")
 @pytest.mark.parametrize(
-    "processes", [1, 2, pytest.param(3, marks=pytest.mark.nightly("as two processes, and one more"))]
+    "processes", [2, *(pytest.param(k, marks=pytest.mark.nightly("as with two processes")) for k in (1, 3))]
 )
 def test_a_kill_and_other_processes_change_no_byte(processes: int, whole: Path, tmp_path: Path) -> None:
     """Killed after a part of the features, and again in the training; then run again. The finished part stays."""
