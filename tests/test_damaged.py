@@ -391,7 +391,7 @@ def test_any_bytes_are_a_value_or_a_refusal(folder: Path, path: str, monkeypatch
         place, st.integers(0, 20), st.binary(max_size=20),
     )  # fmt: skip
 
-    @settings(max_examples=100, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode), cuts, flips, spliced))
     def holds(damaged: bytes) -> None:
         Path(path).write_bytes(damaged)

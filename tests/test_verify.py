@@ -348,6 +348,3 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
     )
     two.write_bytes(one.read_bytes()[:50])
     assert exported.tensor_differences(one, two).startswith("cannot be compared: ")
-
-
-ENTRY = "stages:\n  {}:\n    outs:\n    - path: {}\n"
