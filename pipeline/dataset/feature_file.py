@@ -1,6 +1,7 @@
 """The features of the packed images: the stage `features` writes them, `train` reads them."""
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ def write_none(folder: Path) -> None:
 def read(folder: Path, images: int) -> NDArray[np.float32]:
     """The features [images, d]. Raises UserError if the file is missing, damaged, or has another number of images."""
     remedy = "perennial repro --force --single-item features; then perennial repro"
-    with schema.reading(folder / FILE, remedy, ValueError):
+    with schema.reading(folder / FILE, remedy, EOFError, SyntaxError, TokenError):  # of numpy, for a header
         features: NDArray[np.float32] = np.load(folder / FILE, mmap_mode="r")
     if len(features) != images or not np.isfinite(features).all():
         raise damaged(folder / FILE, f"{len(features):,} feature vectors for {images:,} images, all finite", remedy)

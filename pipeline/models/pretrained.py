@@ -3,6 +3,7 @@
 The stage weights converts, so an unusable file is refused before hours of work. The stage train only loads.
 """
 
+import errno
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -187,9 +188,10 @@ def _reading_user_file(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if errors.describe_system_error(error):
+        is_cut = isinstance(error, OSError) and error.errno == errno.EINVAL  # torch seeks beyond the end of the file
+        if errors.describe_system_error(error) and not is_cut:
             raise
-        if isinstance(error, SafetensorError | RuntimeError | EOFError | ValueError):
+        if is_cut or isinstance(error, SafetensorError | RuntimeError | EOFError | ValueError):
             reason = " ".join(str(error).partition("\n")[0].split())[:200] or "it ends too early"
             raise _refusal(path, "damaged", f"cannot be read: {reason}", remedy="get the file again") from None
         reason = "it has Python objects that are not tensors, which could run code, or is damaged"
