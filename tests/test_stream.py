@@ -56,7 +56,7 @@ def move_to_remote(folder: Path) -> Path:
             target = integrity.object_of(store, md5)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-    entry = f"{{cmd: a, outs: [{{path: {PACKED}, md5: {output.actual}, hash: md5}}]}}"
+    entry = f"{{cmd: a, outs: [{{path: {PACKED}, md5: {output.actual}, hash: md5, nfiles: 1}}]}}"
     (folder / dvc_lock.LOCK).write_text(f"schema: '2.0'\nstages:\n  prepare: {entry}\n")
     (folder / ".dvc").mkdir()
     (folder / ".dvc/config").write_text(
