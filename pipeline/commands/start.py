@@ -98,12 +98,17 @@ def lines(now: Situation) -> Iterator[str]:
     yield f"machine  cores: {facts.cores}, memory: {memory:.0f} GiB, GPUs: {facts.cuda_devices}, Apex: {facts.apex}"
     yield f"images   {f'{photos.images:,} in {photos.classes} classes, in ' if photos.images else ''}{photos.where}"
     yield from (f"note     {note}" for note in photos.notes)
-    if photos.images and photos.images < FEW_IMAGES * photos.classes and now.config.train.weights == "none":
-        yield f"note     {photos.images / photos.classes:.0f} images per class: training from scratch may learn little;"
-        yield "         with pretrained weights, which need no download: perennial start quick"
     if has_small_class(photos):
         label, size = min(photos.sizes.items(), key=lambda item: item[1])
         yield f"note     {label!r:.40} has {size} images: a preset sets split.stratify, so that no part lacks them"
+
+
+def too_few(config: Params, photos: Survey) -> list[str]:
+    """A note if these params train from scratch on few images per class."""
+    if config.train.weights != "none" or not 0 < photos.images < FEW_IMAGES * photos.classes:
+        return []
+    few = f"note     {photos.images / photos.classes:.0f} images per class: training from scratch may learn little;"
+    return [few, "         with pretrained weights, which need no download: perennial start quick"]
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:
@@ -202,6 +207,7 @@ def start(preset: str, photos: str) -> int:
     config = with_preset(name, now, new)
     print(f"\npreset   {name}")
     write(now.config, new)
+    print(*(f"\n{line}" for line in too_few(config, now.survey)), sep="", end="")
     if reason := presets.obstacle(name, now.machine):
         print(f"It {reason}: make image, then make image-repro.")
         return 0

@@ -140,19 +140,19 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     validation = _computed_images(count["val"], config) * times.validation
     if train.head == "solved":  # its features
         features = _computed_images(survey.images, config) * times.validation
-        yield Part("features", features, f"images: {survey.images:,} of {1000 * times.validation:.2g} ms")
+        yield Part("features", features, f"images: {survey.images:,} of {short(1000 * times.validation)} ms")
     if train.has_steps:
         yield Part(
             "train",
             times.first_step + steps * times.step + train.epochs * validation,
-            f"steps: {steps:,} of {times.step:.3g} s; epochs: {train.epochs:,}, each with {validation:.2g} s of "
+            f"steps: {steps:,} of {times.step:.3g} s; epochs: {train.epochs:,}, each with {short(validation)} s of "
             "validation",
         )
     if reading:
         yield Part(
             "split and prepare",
             survey.images * reading,
-            f"images: {survey.images:,} of {1000 * reading:.2g} ms",
+            f"images: {survey.images:,} of {short(1000 * reading)} ms",
         )
     else:
         yield Part("split and prepare", 0.0, "not known before the images are here")
@@ -160,8 +160,13 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     yield Part(
         "everything else",
         STARTS * times.start + _computed_images(answered, config) * times.validation,
-        f"DVC and the starts of the stages ({times.start:.2g} s for one process); images of evaluate: {answered:,}",
+        f"DVC and the starts of the stages ({short(times.start)} s for one process); images of evaluate: {answered:,}",
     )
+
+
+def short(number: float) -> str:
+    """A number with two digits, and no exponent."""
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def _computed_images(count: int, config: Params) -> int:
