@@ -324,6 +324,12 @@ stopped_and_resumed() {
     echo "dvc.lock is that of the host, byte for byte: SHA-256 $(sha256sum < "$LAB/workspace/dvc.lock")"
 }
 
+# A person's own `dvc repro` inside: a stage that is forced runs, and dvc.lock stays as it is.
+dvc_by_hand() {
+    inside perennial-test:runtime python -m dvc repro --force --single-item evaluate
+    cmp "$LAB"/{published,workspace}/dvc.lock || refuse "dvc.lock differs after dvc repro"
+}
+
 # A changed line of the lock: every stage refuses the image in one sentence. All of them have one code for that, so one is
 # enough for continuous integration.
 stale_refused() {
@@ -373,6 +379,7 @@ step "inside: torch and Apex load" apex_loads
 step "inside: doctor" inside perennial-test:runtime python -m pipeline doctor
 step "a run of the host" run_of_the_host
 step "inside: docker stop, and on, to the bytes of the host" stopped_and_resumed
+step "inside: dvc repro by hand" dvc_by_hand
 if [[ -z $SHORT ]]; then
     step "inside: demo" demo_inside
     step "inside: a published run is repeated" published_repeated
