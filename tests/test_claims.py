@@ -206,6 +206,14 @@ def test_an_audit_of_a_true_claim(project: Path) -> None:
         assert refused.stderr.startswith(f"verify: {option}: ")
 
 
+@FURTHER
+def test_one_checker_repeats_a_part(project: Path) -> None:
+    """Of two segments that are drawn, one."""
+    part = verify(project, "audit", "0.5", "--seed", "3", "--part", "2/2")
+    assert part.returncode == 0
+    assert part.stdout.count(": the same states") == 1
+
+
 def write_state(project: Path, epoch: int, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """Change the weights of a kept state."""
     path = project / f"states/epoch-{epoch:04}.pt"

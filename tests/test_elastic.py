@@ -141,14 +141,21 @@ def stop_in_epoch(folder: Path, epoch: int) -> None:
 
 
 @pytest.mark.slow("starts of two and three processes; make test compares the weights of one and three")
-def test_a_run_moves_to_another_number_of_processes_in_the_middle(tmp_path: Path) -> None:
-    """A run on three, then two processes has the bytes of one process, and one run folder."""
+@pytest.mark.parametrize(
+    ("stops", "last"),
+    [([(3, 2)], 2), pytest.param([(4, 1), (2, 3)], 3, marks=pytest.mark.nightly("the same with two stops, on four"))],
+)
+def test_a_run_moves_to_another_number_of_processes_in_the_middle(
+    tmp_path: Path, stops: list[tuple[int, int]], last: int
+) -> None:
+    """A run that is stopped on so many processes, in these epochs, has the bytes of one process, and one run folder."""
     straight = small_world(tmp_path / "straight", **LINES)
     launch(straight)
     folder = small_world(tmp_path / "moved", **LINES)
-    with_processes(folder, 3)
-    stop_in_epoch(folder, 2)
-    with_processes(folder, 2)
+    for count, epoch in stops:
+        with_processes(folder, count)
+        stop_in_epoch(folder, epoch)
+    with_processes(folder, last)
     again = launch(folder)
     assert "going on from step" in again.stderr
     assert outputs(folder) == outputs(straight)

@@ -81,16 +81,16 @@ STRIKES = [
     (TORCHRUN, "launcher", "USR1"), (SPAWN, "launcher", "KILL"), (TORCHRUN, "group", "KILL"),
 ]  # fmt: skip
 EACH = [("rank 0", "KILL"), *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL"))]
-OTHERS = [(lines, *each) for lines in (TORCHRUN, SPAWN) for each in EACH if (lines, *each) not in STRIKES]
+# Two runs, because each strike takes an epoch, and a run has sixteen.
+OTHERS = [[(lines, *each) for each in EACH if (lines, *each) not in STRIKES] for lines in (TORCHRUN, SPAWN)]
+NIGHTLY = pytest.mark.nightly("further pairs of launcher, process and signal; make test has each signal and launcher")
 FURTHER = pytest.mark.slow("further trainings of two processes; make test strikes one run in every way")
 
 
 @pytest.mark.parametrize(
     "strikes",
-    [
-        pytest.param(STRIKES, id="each"),
-        pytest.param(OTHERS, id="others", marks=pytest.mark.nightly("further pairs of launcher, process and signal")),
-    ],
+    [STRIKES, *(pytest.param(strikes, marks=NIGHTLY) for strikes in OTHERS)],
+    ids=["each", "torchrun", "spawn"],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     whole: Path, tmp_path: Path, strikes: list[tuple[dict[str, Any], str, str]]

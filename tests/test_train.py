@@ -165,19 +165,23 @@ def test_what_does_not_fit_the_images_is_refused_before_the_first_step(tmp_path:
 
 
 @pytest.mark.slow("real starts of torchrun; make test starts its processes by perennial train")
-def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launcher",
+    ["torch.distributed.run", pytest.param("torch.distributed.launch", marks=pytest.mark.nightly("its older name"))],
+)
+def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path, launcher: str) -> None:
     """Each process becomes a rank. Their number has to be run.processes, and copies are for perennial train alone."""
 
-    def by_hand(launcher: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    def by_hand(folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", launcher, "--nproc_per_node=2", "-m", "pipeline", "train"]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     folder = small_world(tmp_path / "two", train__parallel="ddp", run__processes=2)
-    done = by_hand("torch.distributed.launch", folder)
+    done = by_hand(folder)
     assert done.returncode == 0, done.stderr
     assert outputs(folder) == outputs(finished_run)
     folder = small_world(tmp_path / "one", train__parallel="ddp", run__processes=1)
-    done = by_hand("torch.distributed.run", folder)
+    done = by_hand(folder)
     assert done.returncode != 0
     assert "train: run.processes: 1: " in done.stderr
     assert not (folder / "models").exists()

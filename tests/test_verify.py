@@ -164,20 +164,37 @@ def other_lr(project: Path) -> None:
     set_params(project, train__lr=0.02)
 
 
-def test_what_was_committed_without_a_run_is_stale(project: Path) -> None:
-    """Before the commit the file is named, although dvc.yaml names its folder alone; after it, the stage and the file.
-
-    Other deps, params and commands: test_clone.py.
-    """
-    file = "pipeline/learning/schedule.py"
-    edited(file, "math.cos(", "1.0 * math.cos(")(project)
+@pytest.mark.parametrize(
+    ("edit", "file", "stale"),
+    [
+        (  # dvc.yaml names the folder, and DVC no file in it
+            edited("pipeline/learning/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/learning/schedule.py",
+            "train: pipeline/learning/schedule.py",
+        ),
+        pytest.param(
+            edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "docker/pins.env", "train: docker/pins.env",
+            marks=AGAIN,
+        ),
+        pytest.param(other_lr, "params.yaml", "train: params.yaml: train", marks=AGAIN),
+        pytest.param(
+            edited("dvc.yaml", "python -m pipeline split", "python -B -m pipeline split"), "dvc.yaml",
+            "split: its command in dvc.yaml", marks=AGAIN,
+        ),
+    ],
+    ids=["arithmetic", "pin", "params", "command"],
+)  # fmt: skip
+def test_what_was_committed_without_a_run_is_stale(
+    project: Path, edit: Callable[[Path], None], file: str, stale: str
+) -> None:
+    """Before the commit the file is named; after it, the stage and the changed dependency."""
+    edit(project)
     done = verify(project)
     assert done.returncode == 1
     assert f"verify: {file}: " in done.stderr
     commit(project)
     done = verify(project)
     assert done.returncode == 1
-    assert f"verify: the stage train: {file}: " in done.stderr
+    assert f"verify: the stage {stale}: " in done.stderr
 
 
 def test_what_is_not_in_git_is_not_compared(project: Path) -> None:

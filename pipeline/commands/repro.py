@@ -39,13 +39,9 @@ def check_photos(config: Params, stages: Collection[str]) -> None:
     if "download" in stages and not inbox.is_dir():
         allowed, remedy = "", f"DVC looks there for every data.source: mkdir -p {inbox}"
         if config.data.source == "folder":
-            allowed, remedy = (
-                "the folder with the images, for data.source: folder",
-                (
-                    "without it, train and evaluate can run on what dvc pull brings: "
-                    "perennial repro --allow-missing evaluate"
-                ),
-            )
+            allowed = "the folder with the images, for data.source: folder"
+            instead = "perennial repro --allow-missing evaluate"
+            remedy = f"without it, train and evaluate can run on what dvc pull brings: {instead}"
         raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():
         originals.list_entries(inbox)

@@ -34,6 +34,11 @@ from pipeline.versioning import children
 SIGNAL_TIMES: dict[int, float] = {}
 # Ends a process whose launcher died before the process asked the kernel for this itself (`frame.run_stage`).
 DIES_WITH_LAUNCHER = ("setpriv", "--pdeathsig", "TERM")
+# The variables of a single process. Port 0: the system chooses one. No agent of torchrun has a store for the process.
+ALONE = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"},
+}
 SRUN_SECONDS = 25  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
 
 
@@ -52,10 +57,7 @@ def start(command: Sequence[str], run: Run) -> None:
 
 def alone(command: Sequence[str], run: Run) -> None:
     """Run a single process. It gets the variables that torchrun and `spawn` set, and hosts its store itself."""
-    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    # Port 0: the system chooses one. No agent of torchrun has a store for this process.
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    environ = {**os.environ, **variables, **address}
+    environ = {**os.environ, **ALONE}
 
     def pids() -> dict[str, int]:
         return {_process_name(0, run): process.pid} if process.returncode is None else {}

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -34,17 +35,6 @@ BASE = dict(os.environ)  # of this process, before a test changes it
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.helpers.preloaded"])
-
-
-@contextmanager
-def environment(environ: Mapping[str, str]) -> Iterator[None]:
-    """A block with these variables and no others."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def decisive(environ: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +77,7 @@ def fork(words: Sequence[object], environ: Mapping[str, str], cwd: Path, *logs: 
     process = _CONTEXT.Process(target=_become, args=(arguments, dict(environ), str(cwd.absolute()), [*map(str, logs)]))
     # Those of the fork server, if this start is its first. It is started again, with a warning, after a test that kills
     # all children of this process.
-    with environment({**BASE, **required_variables(1, True)}), warnings.catch_warnings():
+    with mock.patch.dict(os.environ, {**BASE, **required_variables(1, True)}, clear=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         process.start()
     return process
@@ -105,8 +95,9 @@ def run(
         logs = [Path(folder, name) for name in ("out", "err")]
         process = fork(words, environ, cwd or Path.cwd(), *logs)
         process.join()
+        assert process.exitcode is not None
         said = [log.read_text() if log.exists() else "" for log in logs]
-    done = subprocess.CompletedProcess([str(word) for word in words], process.exitcode or 0, *said)
+    done = subprocess.CompletedProcess([str(word) for word in words], process.exitcode, *said)
     if check:
         done.check_returncode()
     return done

@@ -18,16 +18,12 @@ from pipeline.base import files
 from pipeline.dataset import packed
 from pipeline.learning.environment import required_variables
 from pipeline.learning.world import World
+from pipeline.running import launchers
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-# What a launcher sets for a single process.
-ALONE_VARIABLES = {
-    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "0",
-}  # fmt: skip
 CLASSES = ("circle", "cross", "square")
 # 72 steps: long enough to be hit in the middle. A kill loses at most one epoch.
 LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
@@ -115,12 +111,13 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """`perennial train`, with these environment variables besides.
 
-    A single process is forked without its launcher, unless that has something to copy or to refuse.
+    A single process is forked without its launcher, unless that has something to copy, to refuse, or other variables.
     """
-    run, environ = read_params(folder / "params.yaml")["run"], {**os.environ, **variables}
-    needs_launcher = run["processes"] > 1 or run["checkpoint_copy"] != "none" or not starts.can_fork(environ)
-    words = ["train"] if needs_launcher else ["rank", "train"]
-    environ |= {} if needs_launcher else {**ALONE_VARIABLES, **required_variables(1, True)}
+    raw, environ = read_params(folder / "params.yaml"), {**os.environ, **variables}
+    is_alone = raw["run"]["processes"] == 1 and raw["run"]["checkpoint_copy"] == "none" and starts.can_fork(environ)
+    is_usual = (raw["train"]["arithmetic"], raw["train"]["deterministic"]) == ("native", True)
+    words = ["rank", "train"] if is_alone and is_usual else ["train"]
+    environ |= {**launchers.ALONE, **required_variables(1, True)} if is_alone and is_usual else {}
     done = starts.run([sys.executable, "-m", "pipeline", *words], cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
