@@ -167,7 +167,10 @@ def test_what_does_not_fit_the_images_is_refused_before_the_first_step(tmp_path:
 @pytest.mark.slow("real starts of torchrun; make test starts its processes by perennial train")
 @pytest.mark.parametrize(
     "launcher",
-    ["torch.distributed.run", pytest.param("torch.distributed.launch", marks=pytest.mark.nightly("its older name"))],
+    [
+        "torch.distributed.run",
+        pytest.param("torch.distributed.launch", marks=pytest.mark.nightly("an older name for the same program")),
+    ],
 )
 def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path, launcher: str) -> None:
     """Each process becomes a rank. Their number has to be run.processes, and copies are for perennial train alone."""
