@@ -22,7 +22,7 @@ from pipeline.commands import predict
 from pipeline.dataset import split_table
 from pipeline.evaluation import acceptance, metrics
 from pipeline.evaluation.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
-from pipeline.reruns import learning_curve
+from pipeline.studies import learning_curve
 from tests.helpers import starts
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.datasets import do_split, put, two_classes

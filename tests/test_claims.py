@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.attest.segments import Segment, draw
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
 from pipeline.learning import chain
-from pipeline.reruns.segments import Segment, draw
 from pipeline.running import checkpoint
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import starts

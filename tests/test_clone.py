@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.attest import clone
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
-from pipeline.reruns import clone
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
 from tests.helpers.refusals import refuses

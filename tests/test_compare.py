@@ -16,8 +16,8 @@ from pipeline.commands import compare
 from pipeline.commands.continue_from import fetch
 from pipeline.config import params
 from pipeline.evaluation import figures
-from pipeline.reruns import revisions
-from pipeline.reruns.revisions import Revision
+from pipeline.studies import revisions
+from pipeline.studies.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import parsed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline.reruns import workcopy
+from pipeline.studies import workcopy
 from tests.conftest import PROJECT
 
 HERE = r"\g<0>"

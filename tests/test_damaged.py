@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.attest import clone, seeds, segments
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.commands import sweep
@@ -30,11 +31,11 @@ from pipeline.evaluation.figures import TrainFigures
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.reporting import outcome
-from pipeline.reruns import clone, pooling, ranges, record, seeds, segments, trial_copies
-from pipeline.reruns.record import Part, Record
 from pipeline.running import checkpoint, pixels, resume
 from pipeline.running.runs import Run
 from pipeline.sources import originals
+from pipeline.studies import pooling, ranges, record, trial_copies
+from pipeline.studies.record import Part, Record
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts

@@ -9,7 +9,7 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.commands import demo
 from pipeline.config import params
-from pipeline.reruns import record
+from pipeline.studies import record
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT
 

@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from pipeline.attest import elsewhere, seeds
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.reruns import elsewhere, seeds
-from pipeline.reruns.pooling import Spread, spread
+from pipeline.studies.pooling import Spread, spread
 from pipeline.versioning.dvc_lock import StageHashes
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image

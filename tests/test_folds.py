@@ -25,10 +25,10 @@ from pipeline.data.splitting import Cut
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import answers, record, runner, study, workcopy
-from pipeline.reruns.pooling import FoldPredictions
-from pipeline.reruns.record import Part, Record
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies import answers, record, runner, study, workcopy
+from pipeline.studies.pooling import FoldPredictions
+from pipeline.studies.record import Part, Record
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies

@@ -16,10 +16,10 @@ from pipeline.evaluation import metrics
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import Album
 from pipeline.reporting.reliance import NO_SHARE, Coverage
-from pipeline.reruns import folds_page, label_errors, pooling
-from pipeline.reruns.folds_page import Content
-from pipeline.reruns.pooling import FoldPredictions
 from pipeline.sources import originals
+from pipeline.studies import folds_page, label_errors, pooling
+from pipeline.studies.folds_page import Content
+from pipeline.studies.pooling import FoldPredictions
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed

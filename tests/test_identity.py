@@ -6,9 +6,10 @@ import pytest
 from pydantic import BaseModel
 
 from benchmarks.harness.workspace import STAGES
+from pipeline.attest import seeds
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.reruns import record, seeds
+from pipeline.studies import record
 from pipeline.versioning import identity
 from tests.conftest import PROJECT
 from tests.helpers.settings import LEAVES, tracked

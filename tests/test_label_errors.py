@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.reruns import label_errors
-from pipeline.reruns.label_errors import LabelError
+from pipeline.studies import label_errors
+from pipeline.studies.label_errors import LabelError
 
 Case = tuple[NDArray[np.float64], NDArray[np.int64]]
 

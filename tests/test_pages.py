@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.reporting import rendering
-from pipeline.reruns import folds_page
+from pipeline.studies import folds_page
 from tests import test_folds_page, test_pair, test_sweep_page
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.reruns import pair
-from pipeline.reruns.pair import Run
+from pipeline.studies import pair
+from pipeline.studies.pair import Run
 from tests.helpers.pages import parsed
 
 HOSTILE = "<b onclick=alert(1)>"

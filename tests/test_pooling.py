@@ -14,8 +14,8 @@ import pytest
 from pipeline.base import files
 from pipeline.evaluation import metrics
 from pipeline.learning import environment
-from pipeline.reruns import pooling
-from pipeline.reruns.pooling import FoldPredictions
+from pipeline.studies import pooling
+from pipeline.studies.pooling import FoldPredictions
 from tests.helpers.refusals import refuses
 
 CLASSES = ("a, b", "daisy", "郁金香")
@@ -118,7 +118,7 @@ def test_several_seeds_answer_together() -> None:
 
 FIGURES_OF_MANY = """
 import numpy as np
-from pipeline.reruns import pooling
+from pipeline.studies import pooling
 random = np.random.default_rng(0)
 for images in range(2, 300):
     answers = random.dirichlet([1.0] * 3, (2, images))

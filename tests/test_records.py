@@ -12,8 +12,8 @@ import pytest
 from benchmarks.harness.measuring import RESULTS
 from pipeline.commands import folds
 from pipeline.config import params
-from pipeline.reruns import record
 from pipeline.sources import originals
+from pipeline.studies import record
 from tests.conftest import PROJECT, change
 from tests.documents.markdown import BLOCK
 from tests.helpers.projects import call, commit, create_project

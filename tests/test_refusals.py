@@ -28,13 +28,13 @@ from pipeline.dataset.split_table import SPLITS
 from pipeline.evaluation import onnx_file
 from pipeline.learning.loss import balanced_weights
 from pipeline.models import network
-from pipeline.reruns import ranges, runner
-from pipeline.reruns.record import Part, Record
 from pipeline.running import checkpoint_copy, rendezvous
 from pipeline.running.launch import placed_by_cluster
 from pipeline.running.runs import Run
 from pipeline.sources import fetch, originals
 from pipeline.sources.layout import ImageFile, Layout
+from pipeline.studies import ranges, runner
+from pipeline.studies.record import Part, Record
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 from tests.helpers.datasets import decode

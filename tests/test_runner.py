@@ -18,8 +18,8 @@ from pipeline.base import locks
 from pipeline.base.errors import STOPPED
 from pipeline.checks import machine
 from pipeline.config import params
-from pipeline.reruns import runner
-from pipeline.reruns.runner import Job, Slot
+from pipeline.studies import runner
+from pipeline.studies.runner import Job, Slot
 from pipeline.versioning import run_cache
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.choices import TWO_GPUS
@@ -71,8 +71,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from pipeline.base.errors import exit_status
-from pipeline.reruns import runner
-from pipeline.reruns.runner import Job, Slot
+from pipeline.studies import runner
+from pipeline.studies.runner import Job, Slot
 places = [Slot(frozenset(cores), tuple(gpus)) for cores, gpus in json.loads(sys.argv[1])]
 jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])]
 runner.MESSAGE_SECONDS = 0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.attest import comparison
 from pipeline.base import locks
 from pipeline.base.errors import UserError
 from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.reruns import comparison
 from pipeline.running import provenance, runs
 from pipeline.running.runs import Run, find_run
 from tests.conftest import change, on_cpu, read_params

@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 from pipeline.base.errors import Kind
 from pipeline.checks import machine
 from pipeline.config import params
-from pipeline.reruns import ranges, search, trials
-from pipeline.reruns.ranges import Axis, Range, Sweep, Trial
+from pipeline.studies import ranges, search, trials
+from pipeline.studies.ranges import Axis, Range, Sweep, Trial
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.refusals import refuses
 

@@ -13,8 +13,8 @@ from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, STOPPED
 from pipeline.commands.verify import run
 from pipeline.config import params
-from pipeline.reruns import runner, slurm, trial_copies
-from pipeline.reruns.runner import Job
+from pipeline.studies import runner, slurm, trial_copies
+from pipeline.studies.runner import Job
 from tests import test_sweep
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes

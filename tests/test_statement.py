@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.attest import statement
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, NOT_HERE
 from pipeline.checks import machine
 from pipeline.command_line import parse
 from pipeline.commands import verify
 from pipeline.config.params import Params
-from pipeline.reruns import statement
 from pipeline.versioning import programs
 from tests.conftest import read_params, write_params
 from tests.helpers import starts

@@ -28,11 +28,11 @@ DECIDING = (
     "base", "config", "dataset", "sources", "data", "loader", "models", "evaluation", "learning", "reporting",
 )  # fmt: skip
 LAYERS = (
-    *DECIDING, "versioning", "checks", "running", "answers", "planning", "reruns", "stages", "commands", "",
+    *DECIDING, "versioning", "checks", "running", "answers", "planning", "studies", "attest", "stages", "commands", "",
 )  # fmt: skip
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "versioning.dvc_lock"},
-    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
+    "pydantic": {"config.document", "config.params", "base.schema", "studies.ranges"},
     "pydantic_core": {"config.document"},
     "PIL": {
         "data.appearance", "data.decoders", "data.images", "dataset.squares", "sources.synthetic",
@@ -40,7 +40,7 @@ OWNERS = {  # a library → the modules that import it
     },
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
-    "scipy": {"reruns.seeds", "data.duplicates", "evaluation.metrics"},
+    "scipy": {"attest.seeds", "data.duplicates", "evaluation.metrics"},
     "pooch": {"sources.fetch"}, "requests": {"sources.fetch"},
     "tarfile": {"sources.archive"}, "zipfile": {"sources.archive"},
     "timm": {"models.timm_models"},
@@ -49,10 +49,10 @@ OWNERS = {  # a library → the modules that import it
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"learning.apex"},
     "dvc": {
-        "reruns.revisions", "commands.continue_from", "versioning.changed_dvc", "versioning.in_process",
+        "studies.revisions", "commands.continue_from", "versioning.changed_dvc", "versioning.in_process",
         "versioning.questions", "loader.remote", "versioning.run_cache",
     },
-    "optuna": {"reruns.search"}, "sklearn": set(),
+    "optuna": {"studies.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"loader.kernels"},
     "onnx": {"evaluation.onnx_export"}, "onnxscript": {"evaluation.onnx_export"},
     "onnxruntime": {"evaluation.onnx_file"}, "transformers": set(),
@@ -290,7 +290,7 @@ def test_no_test_waits_without_end() -> None:
 
 CATCH_USER_ERROR = (
     "base.errors", "commands.continue_from", "loader.remote", "answers.classify", "evaluation.photos", "running.launch",
-    "running.frame", "running.runs", "reruns.slurm",
+    "running.frame", "running.runs", "studies.slurm",
 )  # fmt: skip
 
 

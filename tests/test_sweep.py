@@ -18,7 +18,7 @@ from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
 from pipeline.config import document, params
-from pipeline.reruns import ranges, trial_copies
+from pipeline.studies import ranges, trial_copies
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
 from tests.helpers.projects import call, commit, create_project

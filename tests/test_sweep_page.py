@@ -7,9 +7,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from pipeline.evaluation.figures import TrainFigures
-from pipeline.reruns import sweep_page, trials
-from pipeline.reruns.ranges import Range, Sweep, Trial
-from pipeline.reruns.trials import TrialResult
+from pipeline.studies import sweep_page, trials
+from pipeline.studies.ranges import Range, Sweep, Trial
+from pipeline.studies.trials import TrialResult
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import Element, parsed

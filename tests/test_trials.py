@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.reruns import trials
-from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.reruns.trials import TrialResult
+from pipeline.studies import trials
+from pipeline.studies.ranges import Sweep, Trial
+from pipeline.studies.trials import TrialResult
 from pipeline.versioning import programs
 from tests.conftest import PROJECT, on_cpu, read_params
 from tests.helpers.measured import train_figures

@@ -13,11 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from pipeline.attest import repetition
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
 from pipeline.config import params
 from pipeline.models import exported
-from pipeline.reruns import record, repetition, runner
+from pipeline.studies import record, runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, commit_wrong_weights, edited, verify, verify_environment
@@ -343,7 +344,7 @@ def test_the_log_of_a_failed_stage_stays(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     done = call(tmp_path, "python", "-c", (  # a process of its own: it becomes the parent of orphans
         f"import sys; sys.path.append({str(PROJECT)!r}); "
-        "from pathlib import Path; from pipeline.commands import verify; from pipeline.reruns import runner; "
+        "from pathlib import Path; from pipeline.commands import verify; from pipeline.studies import runner; "
         "print(*verify.run(runner.Job('commit 1', Path('copy'), ('train',)), [runner.here()]))"
     ))  # fmt: skip
     assert done.stdout.splitlines()[-1].endswith(f": {repetition.LOG}")

@@ -17,7 +17,7 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import document, params
-from pipeline.reruns import workcopy
+from pipeline.studies import workcopy
 from pipeline.versioning import dvc_lock, identity, integrity
 from pipeline.versioning.integrity import Output
 from tests.helpers.projects import edited

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.reruns import workcopy
+from pipeline.studies import workcopy
 from tests.helpers.projects import call, commit, create_project
 
 

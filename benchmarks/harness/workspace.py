@@ -24,8 +24,8 @@ from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
 from pipeline.data import corrections
-from pipeline.reruns import workcopy
 from pipeline.sources import synthetic
+from pipeline.studies import workcopy
 from pipeline.versioning import identity
 
 STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parents[2] / "dvc.yaml")["stages"]

@@ -23,8 +23,8 @@ from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import pair, revisions
-from pipeline.reruns.revisions import Revision, Table
+from pipeline.studies import pair, revisions
+from pipeline.studies.revisions import Revision, Table
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
 WIDTH = 110

@@ -25,8 +25,8 @@ from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
-from pipeline.reruns import revisions
-from pipeline.reruns.revisions import HERE
+from pipeline.studies import revisions
+from pipeline.studies.revisions import HERE
 from pipeline.versioning import programs
 
 REMEDY = "take another revision, or train there again (perennial repro)"

@@ -12,8 +12,8 @@ from argparse import Namespace
 
 from pipeline.base import errors
 from pipeline.config import params
-from pipeline.reruns import learning_curve, runner, workcopy
-from pipeline.reruns.study import Runs
+from pipeline.studies import learning_curve, runner, workcopy
+from pipeline.studies.study import Runs
 
 
 def main(arguments: Namespace) -> int:

@@ -22,7 +22,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections, split_report
 from pipeline.evaluation import figures
-from pipeline.reruns import record, workcopy
+from pipeline.studies import record, workcopy
 from pipeline.versioning import children, dvc_lock, programs
 
 FOLDER = Path(".demo")

@@ -31,10 +31,10 @@ from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
-from pipeline.reruns import answers, record, runner, unknown, workcopy
-from pipeline.reruns.record import Record
-from pipeline.reruns.runner import Slot
-from pipeline.reruns.study import MOST_FOLDS, Runs
+from pipeline.studies import answers, record, runner, unknown, workcopy
+from pipeline.studies.record import Record
+from pipeline.studies.runner import Slot
+from pipeline.studies.study import MOST_FOLDS, Runs
 
 FOLDS, MOST_SEEDS = 5, 100
 

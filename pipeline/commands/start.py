@@ -29,7 +29,7 @@ from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
-from pipeline.reruns import record
+from pipeline.studies import record
 
 WITHOUT_PHOTOS = (
     "Nothing is changed, and no image is here yet. There are three ways to go on:",

@@ -30,10 +30,10 @@ from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
-from pipeline.reruns import ranges, runner, search, sweep_page, trial_copies, trials, workcopy
-from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.reruns.runner import Job, Outcome, Slot
-from pipeline.reruns.trials import TrialResult
+from pipeline.studies import ranges, runner, search, sweep_page, trial_copies, trials, workcopy
+from pipeline.studies.ranges import Sweep, Trial
+from pipeline.studies.runner import Job, Outcome, Slot
+from pipeline.studies.trials import TrialResult
 from pipeline.versioning import children, dvc_lock, identity, programs
 
 TRAIN = "weights", "features", "train"  # the stages of a trial

@@ -29,7 +29,7 @@ In a clone of what somebody else has published, nobody has to have the outputs: 
 stage is repeated. This runs somebody else's code, this check among it, as your user. Photos and weights of `dvc add`
 come from its remote.
 
---json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (reruns/statement.py), or
+--json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (attest/statement.py), or
 nothing if something differs.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
@@ -55,15 +55,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.attest import clone, comparison, folder, repetition, segments, statement
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
-from pipeline.reruns import clone, comparison, folder, record, repetition, runner, segments, statement
-from pipeline.reruns.runner import Job, Slot
 from pipeline.running.claim import Claim
+from pipeline.studies import record, runner
+from pipeline.studies.runner import Job, Slot
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
@@ -261,7 +262,7 @@ def main(arguments: Namespace) -> int:
             arguments.seed = secrets.randbelow(2**32)
         runner.stop_on_signals("", KeyboardInterrupt)
         return exit_status("verify", lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
-    from pipeline.reruns import elsewhere  # imports torch, which takes seconds
+    from pipeline.attest import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
     if arguments.what == "elsewhere":

@@ -17,7 +17,7 @@ from pipeline.config.params import Fit, Params
 from pipeline.dataset import split_table, squares
 from pipeline.loader import center
 from pipeline.models.description import View
-from pipeline.reruns import record
+from pipeline.studies import record
 from tests.conftest import PROJECT
 from tests.documents.tables import table
 

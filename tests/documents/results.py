@@ -8,7 +8,7 @@ from pipeline.config import params
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import record
+from pipeline.studies import record
 from tests.conftest import PROJECT, read_params
 from tests.documents.phrases import Say
 

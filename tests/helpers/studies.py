@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness import workspace
-from pipeline.reruns import runner
+from pipeline.studies import runner
 
 
 def start(project: Path, *words: str) -> subprocess.Popen[bytes]:

@@ -18,10 +18,10 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
-from pipeline.reruns import answers as answers_of_folds
-from pipeline.reruns import record, study
-from pipeline.reruns.study import MOST_FOLDS, Runs
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies import answers as answers_of_folds
+from pipeline.studies import record, study
+from pipeline.studies.study import MOST_FOLDS, Runs
+from pipeline.studies.workcopy import WorkCopy
 
 SHARES = (0.12, 0.25, 0.5, 1.0)
 SUMMARY, PAGE = "summary.json", "curve.html"

@@ -8,7 +8,7 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.reruns import workcopy
+from pipeline.studies import workcopy
 from pipeline.versioning import dvc_lock, integrity
 
 FOLDER = workcopy.FOLDER / "sweep"

@@ -26,8 +26,8 @@ from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
 from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config.params import Params
-from pipeline.reruns import slurm
-from pipeline.reruns.slurm import BatchJob
+from pipeline.studies import slurm
+from pipeline.studies.slurm import BatchJob
 from pipeline.versioning import children, programs, run_cache
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print

@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.reruns.pooling import Spread
+from pipeline.studies.pooling import Spread
 from pipeline.versioning import dvc_lock, identity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 

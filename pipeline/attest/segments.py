@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pipeline.attest import comparison, repetition
 from pipeline.base import files, schema
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
-from pipeline.reruns import comparison, repetition
-from pipeline.reruns.workcopy import WorkCopy
 from pipeline.running import claim
 from pipeline.running.claim import Claim
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import children, dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 

@@ -11,17 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.attest import comparison, folder, repetition, seeds
+from pipeline.attest.seeds import STAGES
 from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import comparison, folder, pooling, repetition, runner, seeds, slurm, workcopy
-from pipeline.reruns.runner import Job, Slot
-from pipeline.reruns.seeds import STAGES
-from pipeline.reruns.workcopy import WorkCopy
 from pipeline.running import checkpoint, provenance, rendezvous, runs
+from pipeline.studies import pooling, runner, slurm, workcopy
+from pipeline.studies.runner import Job, Slot
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, identity, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 

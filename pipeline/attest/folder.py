@@ -9,7 +9,7 @@ from pipeline.base import errors
 from pipeline.base.errors import Fault
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.reruns import runner
+from pipeline.studies import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, StageHashes
 

@@ -11,9 +11,9 @@ from typing import Any
 from pipeline.config import document
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.rendering import Html, escape
-from pipeline.reruns import trials
-from pipeline.reruns.ranges import Range, Sweep
-from pipeline.reruns.trials import TrialResult
+from pipeline.studies import trials
+from pipeline.studies.ranges import Range, Sweep
+from pipeline.studies.trials import TrialResult
 
 RESULT = "validation accuracy"
 DRAWING = "Settings and validation accuracy"

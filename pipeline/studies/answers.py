@@ -11,10 +11,10 @@ from pipeline.config import document
 from pipeline.config.params import Params
 from pipeline.evaluation import acceptance, figures, metrics
 from pipeline.reporting.reliance import NO_SHARE, Coverage
-from pipeline.reruns import folds_page, label_errors, pooling, record, study
-from pipeline.reruns.pooling import Figures, FoldPredictions
-from pipeline.reruns.record import Part, Record
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies import folds_page, label_errors, pooling, record, study
+from pipeline.studies.pooling import Figures, FoldPredictions
+from pipeline.studies.record import Part, Record
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock
 
 Copies = Mapping[tuple[int, int], WorkCopy]  # (seed, fold) → its work copy

@@ -14,8 +14,8 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.reruns import runner
-from pipeline.reruns.ranges import Sweep, Trial
+from pipeline.studies import runner
+from pipeline.studies.ranges import Sweep, Trial
 from pipeline.versioning import dvc_lock, identity, programs
 
 LETTERS = 8  # hexadecimal digits of the digest in a name

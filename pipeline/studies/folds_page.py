@@ -12,9 +12,9 @@ from pipeline.evaluation import metrics
 from pipeline.reporting import gallery, outcome, rendering, result, settings
 from pipeline.reporting.gallery import Album, HardAnswers
 from pipeline.reporting.reliance import Coverage
-from pipeline.reruns import label_errors, record
-from pipeline.reruns.label_errors import LabelError
-from pipeline.reruns.pooling import Figures, FoldPredictions
+from pipeline.studies import label_errors, record
+from pipeline.studies.label_errors import LabelError
+from pipeline.studies.pooling import Figures, FoldPredictions
 from pipeline.versioning import identity
 
 MOST_ERRORS, MOST_DOUBTED = 100, 20  # probable label errors that are shown; of models too weak to judge labels

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import schema
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 

@@ -15,12 +15,12 @@ from pipeline.dataset import split_table
 from pipeline.evaluation import figures
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import record, runner, workcopy
-from pipeline.reruns.record import Origin
-from pipeline.reruns.runner import Job, Slot
-from pipeline.reruns.workcopy import WorkCopy
 from pipeline.sources import originals
 from pipeline.sources.originals import Originals
+from pipeline.studies import record, runner, workcopy
+from pipeline.studies.record import Origin
+from pipeline.studies.runner import Job, Slot
+from pipeline.studies.workcopy import WorkCopy
 
 MOST_FOLDS = 100
 

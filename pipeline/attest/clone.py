@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from pipeline.attest import folder, repetition
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.checks import locked
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.reruns import folder, repetition, runner
+from pipeline.studies import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes
 

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
 from pipeline.config.params import Params
-from pipeline.reruns.ranges import MOST, Axis, Range, Sweep, Trial
+from pipeline.studies.ranges import MOST, Axis, Range, Sweep, Trial
 
 FIRST = 5  # trials of TPE that are drawn, before there is something to learn from
 ATTEMPTS, TPE_ATTEMPTS = 1000, 20  # draws until a trial differs from all before it

@@ -19,7 +19,7 @@ from pipeline.base import files, locks
 from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.reruns import slurm
+from pipeline.studies import slurm
 from pipeline.versioning import cache_repair, integrity, processes, programs
 from pipeline.versioning.integrity import Hashed
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.config.params import Params
-from pipeline.reruns import workcopy
-from pipeline.reruns.runner import Job
-from pipeline.reruns.workcopy import WorkCopy
 from pipeline.running import checkpoint_copy
+from pipeline.studies import workcopy
+from pipeline.studies.runner import Job
+from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import StageHashes
 

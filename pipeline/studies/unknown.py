@@ -28,9 +28,9 @@ from pipeline.learning.world import World
 from pipeline.loader.storage import ImageStore
 from pipeline.models import exported
 from pipeline.reporting import rendering
-from pipeline.reruns import record, study
-from pipeline.reruns.study import Runs
-from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies import record, study
+from pipeline.studies.study import Runs
+from pipeline.studies.workcopy import WorkCopy
 
 BASE = "all"  # the work copy that leaves out nothing: it gets the images, and says which classes there are
 ONE_SPLIT = {"split.folds": 1, "split.fold": 0}

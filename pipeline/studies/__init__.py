@@ -1,0 +1,1 @@
+"""Trainings with other params in work copies, and what they say together. No stage imports it."""
