@@ -239,6 +239,11 @@ def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return raw
 
 
+def set_params(folder: Path, **changes: Any) -> None:
+    """Change params in the params.yaml of a folder: `section__key=value`."""
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+
+
 def below(folder: Path, config: Params) -> Params:
     """The params with their paths below `folder`, for calls from another working folder. Constants, too: an attribute
     of the copy hides that of the class."""

@@ -15,7 +15,7 @@ from pipeline.reporting import facts, model_card, rendering, settings
 from pipeline.sources import torchvision_sets
 from pipeline.stages import card, report
 from pipeline.versioning import identity
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers import reports
 from tests.helpers.refusals import refuses
 from tests.helpers.settings import tracked
@@ -144,8 +144,7 @@ def test_what_was_not_done_is_not_said(copy: Path) -> None:
     path = copy / "metrics/export.json"
     assert "differ by less than 0.0001" in write(copy)
     files.write_json(path, {"onnx": False})
-    raw = read_params(copy / "params.yaml")
-    write_params(copy / "params.yaml", change(raw, evaluate__onnx=False, data__source="synthetic"))
+    set_params(copy, evaluate__onnx=False, data__source="synthetic")
     text = write(copy)
     assert "onnx" not in text.split("| file |")[0]
     assert "CC0" in text
@@ -157,8 +156,7 @@ def test_what_was_not_done_is_not_said(copy: Path) -> None:
 
 def test_a_public_set_is_named(copy: Path) -> None:
     """The card and the report name it. The card has the page with its licence, and no photographers of other images."""
-    raw = read_params(copy / "params.yaml")
-    write_params(copy / "params.yaml", change(raw, data__source="torchvision/Flowers102"))
+    set_params(copy, data__source="torchvision/Flowers102")
     text = write(copy)
     assert "`torchvision/Flowers102`" in text
     assert torchvision_sets.SETS["torchvision/Flowers102"].page in text

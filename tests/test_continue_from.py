@@ -15,7 +15,7 @@ from pipeline.commands.continue_from import Model, write
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers.projects import call, commit, create_project
 
 UNDER_DVC = pytest.mark.nightly("several runs of DVC; make test has the parts: the file, and loading it")
@@ -76,8 +76,7 @@ def test_a_training_continues_from_a_commit(folder: Path) -> None:
     status = call(folder, "git", "status", "--porcelain", "--untracked-files=all").stdout
     assert sorted(line[3:] for line in status.splitlines()) == [f"{name}.dvc", "params.yaml"]
 
-    raw = read_params(folder / "params.yaml")
-    write_params(folder / "params.yaml", change(raw, train__lr=1e-9, train__freeze_backbone=True))
+    set_params(folder, train__lr=1e-9, train__freeze_backbone=True)
     again = call(folder, "dvc", "repro", "train")
     assert f"{len(model)} tensors" in again.stderr
     assert [row["epoch"] for row in history(folder)] == ["1", "2"]
@@ -117,7 +116,7 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path
         return done.stderr.removeprefix("continue-from: ")
 
     assert refusal("HEAD~1").startswith("HEAD~1: ")
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__model="resnet18"))
+    set_params(folder, train__model="resnet18")
     assert refusal("workspace").startswith("train.model: resnet18: ")
     (folder / "params.yaml").write_text(before)
     lock = YAML(typ="safe").load(call(folder, "git", "show", "HEAD:dvc.lock").stdout)

@@ -14,7 +14,7 @@ import pytest
 from pipeline.base import files
 from pipeline.running import pixels
 from pipeline.versioning import cache_repair, dvc_lock, integrity
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers.projects import call
 from tests.helpers.refusals import refuses
 
@@ -145,7 +145,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     flip(object_of(project, "data/packed", "images-00000.bin"))
     shutil.rmtree(project / "data/packed")
     call(project, "dvc", "checkout")
-    write_params(project / "params.yaml", change(read_params(project / "params.yaml"), train__lr=0.02))
+    set_params(project, train__lr=0.02)
     lock = (project / "dvc.lock").read_bytes()
     refused = call(project, "dvc", "repro", check=False)
     assert refused.returncode != 0
@@ -182,7 +182,7 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     text, before = (project / "params.yaml").read_bytes(), everything(project)
     damaged = object_of(project, "data/images", an_image(project))
     other = {"count": 60, "size": 48}
-    write_params(project / "params.yaml", change(read_params(project / "params.yaml"), data__synthetic=other))
+    set_params(project, data__synthetic=other)
     call(project, "dvc", "repro", "download")
     flip(damaged)
     (project / "params.yaml").write_bytes(text)

@@ -1,7 +1,6 @@
 """train.parallel: elastic gives the same weights, bit for bit, for any number of processes, also when it changes."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.learning import elastic
 from pipeline.learning.world import World, share
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers.ranks import run_ranks
-from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
+from tests.helpers.trainings import launch, outputs, small_world, stop_in_epoch
 
 STEPS, SHARDS, IMAGES = 4, 4, 12
 
@@ -128,18 +127,6 @@ LINES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def with_processes(folder: Path, count: int) -> None:
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), run__processes=count))
-
-
-def stop_in_epoch(folder: Path, epoch: int) -> None:
-    """Start a run, and ask its last process to stop after an epoch."""
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder, epoch)
-    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
-
-
 @pytest.mark.slow("starts of two and three processes; make test compares the weights of one and three")
 @pytest.mark.parametrize(
     ("stops", "last"),
@@ -153,9 +140,9 @@ def test_a_run_moves_to_another_number_of_processes_in_the_middle(
     launch(straight)
     folder = small_world(tmp_path / "moved", **LINES)
     for count, epoch in stops:
-        with_processes(folder, count)
+        set_params(folder, run__processes=count)
         stop_in_epoch(folder, epoch)
-    with_processes(folder, last)
+    set_params(folder, run__processes=last)
     again = launch(folder)
     assert "going on from step" in again.stderr
     assert outputs(folder) == outputs(straight)

@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from pipeline.learning import inference
 from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, digests, gone, outputs, small_world, wait_for
+from tests.helpers.trainings import ALONE, digests, gone, messages, outputs, small_world, start, wait_for
 
 LITE0 = "timm/tf_efficientnet_lite0"
 DAISY = 985  # of ImageNet-1k
@@ -77,15 +75,9 @@ def vars_of(entry: Any, **changes: str) -> Any:
     return type(entry)(**{**vars(entry), **changes})
 
 
-def start(folder: Path, stage: str, processes: int) -> Any:
-    command = [sys.executable, "-m", "pipeline", stage]
-    with (folder / "said").open("w") as file:
-        return subprocess.Popen(command, cwd=folder, stderr=file, start_new_session=True)
-
-
-def run(folder: Path, *stages: str, processes: int = 1) -> None:
+def run(folder: Path, *stages: str) -> None:
     for stage in stages:
-        assert start(folder, stage, processes).wait(600) == 0, (folder / "said").read_text()
+        assert start(folder, stage).wait(600) == 0, messages(folder)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +96,7 @@ def test_a_kill_and_other_processes_change_no_byte(processes: int, whole: Path, 
     """Killed after a part of the features, and again in the training; then run again. The finished part stays."""
     folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": processes})
     run(folder, "weights")
-    launcher = start(folder, "features", processes)
+    launcher = start(folder, "features")
     wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/0.npy")) or launcher.poll() is not None, "no part")
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait(600)
@@ -112,17 +104,17 @@ def test_a_kill_and_other_processes_change_no_byte(processes: int, whole: Path, 
     (part,) = folder.glob(".dvc/tmp/features/*/0.npy")
     before = part.stat().st_mtime_ns
     assert not (folder / "data/features").exists()
-    launcher = start(folder, "features", processes)
+    launcher = start(folder, "features")
     wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/1.npy")) or launcher.poll() is not None, "no second part")
     assert launcher.poll() is None
     assert part.stat().st_mtime_ns == before
     assert launcher.wait(600) == 0
-    launcher = start(folder, "train", processes)
+    launcher = start(folder, "train")
     wait_for(lambda: list(folder.glob("runs/*/")) or launcher.poll() is not None, "no run")
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait(600)
     wait_for(lambda: gone(folder), "orphans")
-    run(folder, "train", processes=processes)
+    run(folder, "train")
     assert digests(folder, "data/features") == digests(whole, "data/features")
     assert outputs(folder) == outputs(whole)
 
@@ -148,8 +140,7 @@ def test_a_training_of_all_layers_begins_with_the_solution(whole: Path, tmp_path
         folder = tmp_path / str(rate)
         shutil.copytree(whole, folder, symlinks=True)
         lines = {"train__freeze_backbone": False, "train__freeze_norm": True, "train__lr": rate, "train__epochs": 1}
-        raw = read_params(folder / "params.yaml")
-        write_params(folder / "params.yaml", change(raw, **lines, train__parallel="single"))
+        set_params(folder, **lines, train__parallel="single")
         run(folder, "train")
         trained = weights_of(folder)
         assert torch.equal(trained["bn1.running_mean"], solution["bn1.running_mean"])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline.running import checkpoint
-from tests.conftest import PROJECT, change, read_params, write_params
+from tests.conftest import PROJECT, set_params
 from tests.helpers.trainings import (
     LONG,
     digests,
@@ -102,7 +102,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     folder = small_world(tmp_path, **TWO)
     for epoch, (lines, target, name) in enumerate(strikes, 1):
         changes = {"run__max_restarts": 0, **lines}
-        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        set_params(folder, **changes)
         number, what = signal.Signals[f"SIG{name}"], f"SIG{name} to {target}, {lines}"
         status, words = strike(folder, target, number, epoch), messages(folder)
         assert status != 0, what
@@ -121,7 +121,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **RESTARTED))
+    set_params(folder, **RESTARTED)
     assert strike(folder, "rank 1", signal.SIGKILL, len(strikes) + 1) == 0
     words = messages(folder)
     assert f"{newest.relative_to(folder)} " in words

@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -18,7 +17,7 @@ from pipeline.commands import plan
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast
 from pipeline.versioning import dvc_lock, in_process
-from tests.conftest import change, read_params, write_params
+from tests.conftest import read_params, set_params, write_params
 from tests.helpers.projects import call, edited
 
 CACHE = Path(".dvc/cache")
@@ -44,10 +43,6 @@ def states(forecasts: dict[str, Forecast]) -> dict[str, str]:
 def reasons(each: Forecast) -> set[tuple[str, str, str]]:
     """Kind, name and change of the reasons that are a stage's own."""
     return {(reason.kind, reason.name, reason.change) for reason in each.reasons if reason.kind != "stage"}
-
-
-def set_params(folder: Path, **changes: Any) -> None:
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
 
 
 def really(folder: Path) -> dict[str, str]:

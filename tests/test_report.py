@@ -26,7 +26,7 @@ from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome
 from pipeline.reporting.facts import Facts
 from pipeline.sources import originals
 from pipeline.versioning import identity
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers import reports
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.pages import Element, parsed
@@ -83,7 +83,7 @@ def test_the_same_inputs_give_the_same_bytes(finished: Path, written: Path, tmp_
     assert reports.write(finished).read_bytes() == before
     other = tmp_path / "elsewhere"
     reports.make(other)
-    write_params(other / "params.yaml", change(read_params(other / "params.yaml"), run__workers=3))
+    set_params(other, run__workers=3)
     assert reports.write(other).read_bytes() == before
 
 

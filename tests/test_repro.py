@@ -38,15 +38,12 @@ REPLACED = {  # module → function or class, digest of its code in the version 
     "stage/__init__.py": {"dump": "7cbd4fc5", "reproduce": "96e96d66"},
     "stage/run.py": {"_run": "aaf4deb9", "cmd_run": "ea684f58", "run_stage": "26b532e3"},
     "stage/cache.py": {
-        "_load": "e3914bbe",
-        "_load_cache": "140172c8",
-        "_create_stage": "4cfff07f",
-        "save": "aaf92ab4",
+        "_load": "e3914bbe", "_load_cache": "140172c8", "_create_stage": "4cfff07f", "save": "aaf92ab4",
         "restore": "6ba97e98",
     },
     "repo/reproduce.py": {"reproduce": "6ecc2a43", "_reproduce": "af88eb24", "_reproduce_stage": "d4fa714b"},
     "commands/repro.py": {"CmdRepro": "1138ee74"},
-}
+}  # fmt: skip
 
 
 def test_dvc_is_the_one_that_is_changed() -> None:
@@ -248,25 +245,8 @@ def test_outputs_are_on_the_disk_before_dvc_lock_names_them(
 def test_a_lock_is_read_and_written_as_by_dvc() -> None:
     """DVC keeps comments in a file that it writes again, which takes seconds; dvc.lock has none: the same bytes."""
     lock, text = Path("dvc.lock"), (PROJECT / "results/demo/dvc.lock").read_text()
-    odd = [
-        1e-5,
-        1e16,
-        0.1,
-        1.0,
-        -0.0,
-        10**30,
-        "1e3",
-        "null",
-        "a: b",
-        "",
-        "ü",
-        "#",
-        "a\nb",
-        "long " * 50,
-        None,
-        True,
-        {},
-    ]
+    numbers = [1e-5, 1e16, 0.1, 1.0, -0.0, 10**30]
+    odd: list[Any] = [*numbers, "1e3", "null", "a: b", "", "ü", "#", "a\nb", "long " * 50, None, True, {}]
 
     def written(content: Any) -> str:
         dump_yaml(lock, content)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.learning.schedule import best_epoch, should_stop
-from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
+from tests.helpers.trainings import launch, outputs, small_world, stop_in_epoch
 
 FURTHER = pytest.mark.nightly("the same for further kinds of state; make test-ci has one of them")
 
@@ -56,10 +55,7 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     straight = small_world(tmp_path / "straight", **lines)
     launch(straight)
     folder = small_world(tmp_path / "cut", **lines)
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder, 2)
-    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
+    stop_in_epoch(folder, 2)
     assert "going on from step" in launch(folder).stderr
     assert outputs(folder) == outputs(straight)
 
@@ -83,10 +79,7 @@ def test_early_stopping_is_decided_by_the_history_also_after_a_resume(
     assert figures["exported_epoch"] == best_epoch(history)
     folder = small_world(tmp_path / "cut", **lines)
     monkeypatch.setenv("DVC_STAGE", "train")  # nothing records the model, so the checkpoint stays
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder)
-    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
+    stop_in_epoch(folder)
     second = launch(folder)
     assert "going on from step" in second.stderr
     assert outputs(folder) == outputs(straight)

@@ -21,7 +21,7 @@ from pipeline.config.params import Run
 from pipeline.dataset import packed
 from pipeline.loader import remote, storage, stream
 from pipeline.versioning import dvc_lock, integrity
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers import buckets
 from tests.helpers.datasets import one_pixel
 from tests.helpers.projects import call, edited
@@ -260,7 +260,7 @@ def test_a_node_trains_on_images_of_a_bucket(finished: Path, tmp_path: Path, mon
         call(node, "dvc", "pull", "data/packed/digest.json", "data/split.csv", "data/weights")
         assert [path.name for path in (node / PACKED).iterdir()] == [packed.DIGEST]
         settings = {"run__residency": "stream", "run__stream_cache_gb": 0.001}
-        write_params(node / "params.yaml", change(read_params(node / "params.yaml"), **settings))
+        set_params(node, **settings)
         done = launch(node)
         call(node, sys.executable, "-m", "pipeline", "evaluate")
     assert f"s3://{buckets.BUCKET}/data" in done.stderr

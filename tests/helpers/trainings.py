@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -29,15 +30,15 @@ CLASSES = ("circle", "cross", "square")
 LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    """`perennial train` in a session of its own. Its messages go to a file (see `messages`)."""
-    command = [sys.executable, "-m", "pipeline", "train"]
+def start(folder: Path, stage: str = "train") -> subprocess.Popen[str]:
+    """`perennial STAGE` in a session of its own. Its messages go to a file (see `messages`)."""
+    command = [sys.executable, "-m", "pipeline", stage]
     with (folder / "said").open("w") as file:
         return subprocess.Popen(command, cwd=folder, stderr=file, start_new_session=True, text=True)
 
 
 def messages(folder: Path) -> str:
-    """What the training in a folder has written to standard error."""
+    """What the stage that was started in a folder has written to standard error."""
     return (folder / "said").read_text()
 
 
@@ -61,6 +62,14 @@ def wait_for_epoch(launcher: subprocess.Popen[str], folder: Path, epoch: int = 1
 
     wait_for(lambda: reported() or launcher.poll() is not None, f"no epoch {epoch}")
     assert launcher.poll() is None, f"it ended too early: {messages(folder)}"
+
+
+def stop_in_epoch(folder: Path, epoch: int = 1) -> None:
+    """Start a training, and ask its last process to stop after an epoch."""
+    launcher = start(folder)
+    wait_for_epoch(launcher, folder, epoch)
+    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
 
 
 def rank_processes(launcher: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
