@@ -1,19 +1,21 @@
 """A run with a process that does nothing any more ends within its timeout, and names the silent process."""
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from benchmarks.harness import workspace
 from pipeline.config import params
 from pipeline.running import launchers
 from pipeline.running import watchdog as frozen_processes
@@ -21,39 +23,99 @@ from pipeline.running.exits import ENDED_NOTE, FAILED
 from pipeline.running.group import run_process
 from pipeline.running.watchdog import Inactivity, Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
-from tests.faults import frozen
 from tests.helpers.nodes import TRAIN, nodes
 from tests.helpers.nodes import start as start_node
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_world, start, wait_for, wait_for_epoch
+from tests.helpers.trainings import (
+    LONG,
+    digests,
+    gone,
+    messages,
+    rank_processes,
+    small_world,
+    start,
+    wait_for,
+    wait_for_epoch,
+)
 
-# A case of `python -m tests.faults.frozen`, which has more → processes, run.timeout_seconds, exit status.
-CHOICES = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
+PROCESSES: dict[int, dict[str, Any]] = {
+    1: {"train__parallel": "single"},
+    2: {"train__parallel": "ddp", "run__processes": 2},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The ranks that SIGSTOP stops, whether the launcher is then asked to stop, and how the stage is started."""
+
+    ranks: tuple[int, ...]
+    processes: int = 2
+    launcher: str = "torchrun"
+    is_asked_to_stop: bool = False
+    stage: str = "train"
+
+
+SILENT = r"process {} of {} \(pid \d+\).* (was silent for|was stopped).*\(state T\)"
+SAVED = r"train: stopped by process \d: SIGTERM;.*saved at step \d+ of 72; run again to go on"
+CASES = [Case((0,)), Case((0,), processes=1, is_asked_to_stop=True)]
+FURTHER = [
+    Case((1,)), Case((0,), launcher="spawn"), Case((1,), launcher="spawn"), Case((0,), processes=1), Case((0, 1)),
+    Case((0, 1), is_asked_to_stop=True), Case((0,), stage="evaluate"),
+]  # fmt: skip
+
+
+def freeze(folder: Path, case: Case) -> int:
+    """Start a stage, and stop processes after the first epoch (evaluate: at their start). Returns the exit status."""
+    launcher = start(folder, case.stage)
+
+    def works() -> bool:
+        is_there = case.stage == "evaluate" or "epoch 1/" in messages(folder)
+        return is_there and len(rank_processes(launcher)) == case.processes
+
+    wait_for(lambda: launcher.poll() is not None or works(), "no epoch")
+    assert launcher.poll() is None, messages(folder)
+    for rank in case.ranks:
+        rank_processes(launcher)[rank].suspend()
+    if case.is_asked_to_stop:
+        launcher.send_signal(signal.SIGTERM)
+    return launcher.wait()
 
 
 @pytest.mark.slow("frozen processes are waited for, 40 seconds; make test has the order of exits, and who is silent")
-def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    """SIGSTOP stops process 0, which the other one needs; or a single process that is asked to stop.
+@pytest.mark.parametrize(
+    "cases", [CASES, pytest.param(FURTHER, marks=pytest.mark.nightly("seven further cases of the same"))], ids=len
+)
+def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path, cases: list[Case]) -> None:
+    """No process and no model is left, and the next start writes the bytes of a run that nobody has disturbed.
 
-    The cases mostly sleep, so they run at the same time. A checkpoint is left for a resume.
+    The cases mostly sleep, so they run at the same time.
     """
-    cases, folders = [], []
-    for case in (case for case in frozen.CASES if case.name in CHOICES):
-        processes, seconds, _ = CHOICES[case.name]
-        lines = {**LONG, "run__timeout_seconds": seconds, "train__epochs": 4000, "run__processes": processes}
-        lines["train__parallel"] = "ddp" if processes > 1 else "single"
-        folders.append(small_world(tmp_path / case.name.replace(" ", "-"), **lines))
-        cases.append(replace(case, params=("one",) * (processes == 1)))
-    assert len(cases) == len(CHOICES)
+    lines: dict[str, Any] = {**LONG, "run__timeout_seconds": 20}
+    straight = dict[int, Path]()
+    for count in {case.processes for case in cases}:
+        straight[count] = small_world(tmp_path / f"{count}", **lines, **PROCESSES[count])
+        for stage in ("train", "evaluate"):
+            workspace.run_stage(straight[count], stage)
+    folders = []
+    for number, case in enumerate(cases):
+        parallel = {**PROCESSES[case.processes], "run__launcher": case.launcher}
+        folders.append(small_world(tmp_path / f"case{number}", **lines, **parallel))
+        if case.stage == "evaluate":
+            shutil.copytree(straight[case.processes] / "models", folders[-1] / "models")
     with ThreadPoolExecutor() as pool:
-        ends = list(pool.map(lambda folder, case: frozen.freeze(folder, case, TRAIN, 600), folders, cases))
-    for folder, case, (status, _, words) in zip(folders, cases, ends, strict=True):
-        assert re.search(case.output, words), words
-        assert status == CHOICES[case.name][2], words
+        statuses = list(pool.map(freeze, folders, cases))
+    for folder, case, status in zip(folders, cases, statuses, strict=True):
+        words = messages(folder)
+        assert all(re.search(SILENT.format(rank, case.processes), words) for rank in case.ranks), words
+        assert status == (75 if case.is_asked_to_stop else 1), words
+        assert not case.is_asked_to_stop or re.search(SAVED, words), words
         assert "Traceback" not in words
-        assert not (folder / "models").exists()
-        assert status == 1 or list(folder.glob("runs/*/checkpoint.pt"))
         assert gone(folder)
+        assert not (folder / ("metrics" if case.stage == "evaluate" else "models")).exists()
+        workspace.run_stage(folder, case.stage)
+        written, expected = (digests(one, "models", "metrics") for one in (folder, straight[case.processes]))
+        assert written.items() <= expected.items()
+        assert len(written) > 4
 
 
 @pytest.mark.slow("a training of two processes; make test has the order of exits")
