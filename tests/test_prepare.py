@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ from pipeline.data import images
 from pipeline.dataset import packed, split_table
 from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
-from tests.conftest import on_cpu, write_params
 from tests.helpers.datasets import do_split
 from tests.helpers.refusals import refuses
 
@@ -187,28 +182,6 @@ def test_a_missing_image_is_refused_and_the_earlier_output_stays(folder: Path, t
         do_prepare(folder, tmp_path / "packed")
     assert content(tmp_path / "packed") == before
     assert not files.partial(tmp_path / "packed").exists()
-
-
-def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
-    packable: Path, raw: dict[str, Any], tmp_path: Path
-) -> None:
-    """SIGKILL leaves no packed folder; the next run succeeds, with the bytes of an uninterrupted run."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/images").symlink_to(packable / "images")
-    (tmp_path / "data/kept.csv").symlink_to(packable / "kept.csv")
-    write_params(tmp_path / "params.yaml", on_cpu(raw, prepare__size=256))
-    command = [sys.executable, "-m", "pipeline", "prepare"]
-    process = subprocess.Popen(command, cwd=tmp_path)
-    growing = tmp_path / "data/.packed.partial/images-00000.bin"
-    while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert growing.exists()
-    assert not (tmp_path / "data/packed").exists()
-    subprocess.run(command, cwd=tmp_path, check=True)
-    assert content(tmp_path / "data/packed") == do_prepare(packable, tmp_path / "uninterrupted", size=256)
-    assert not growing.parent.exists()
 
 
 def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:
