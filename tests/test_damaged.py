@@ -438,15 +438,6 @@ TO_READ: dict[str, Callable[[], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TO_READ][:-1])
-def test_a_pipe_is_no_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading one would wait for ever. For the corrections, see test_corrections.py."""
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo(name)
-    with refuses((name, "damaged")):
-        TO_READ[name]()
-
-
 @pytest.mark.parametrize(("name", "read"), TO_READ.items())
 def test_a_merge_that_is_not_finished_is_named(
     name: str, read: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
