@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import torchvision
 import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,15 +12,7 @@ from hypothesis import strategies as st
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import augment, random_params
 from pipeline.loader.random_params import AugmentParams
-from pipeline.loader.sampler import Share
 from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, random_images
-
-
-def test_pixels_are_normalized_as_published_weights_expect() -> None:
-    """The mean and the standard deviation of ImageNet's pixels, as torchvision's weights state them."""
-    weights = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
-    assert IMAGENET.mean == tuple(weights.mean) == (0.485, 0.456, 0.406)
-    assert IMAGENET.std == tuple(weights.std) == (0.229, 0.224, 0.225)
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -90,23 +81,6 @@ def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> No
     assert torch.equal(together, torch.cat(alone))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int) -> None:
-    """What the ranks make of their own images and their partners is, put together, what one process makes."""
-    packed, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
-    for whole in mixes(12, 48):
-        one = augment.mix_images(augment.training_crops(packed, torch.arange(12), draws, 48, IMAGENET), whole)
-        parts = []
-        for rank in range(size):
-            positions, mix = random_params.local(whole, Share(range(rank, rank + 1), size))
-            cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48, IMAGENET)
-            parts.append((augment.mix_images(cut, mix), *augment.mix_labels(labels[positions], mix, 5)))
-        images, heavier, targets = (torch.cat(part) for part in zip(*parts, strict=True))
-        assert torch.equal(images, one)
-        assert torch.equal(heavier, augment.mix_labels(labels, whole, 5)[0])
-        assert torch.equal(targets, augment.mix_labels(labels, whole, 5)[1])
-
-
 def test_mixup_is_the_weighted_mean_of_images_and_targets() -> None:
     """lam of the image and its label, 1 - lam of the partner and its label."""
     mix, _ = mixes(8, 20)
@@ -137,13 +111,3 @@ def test_cutmix_pastes_the_partner_into_the_box() -> None:
     assert int((ours == 0).sum()) == 8 * 3 * round(mix.lam * 400)
     _, targets = augment.mix_labels(torch.tensor([0] * 8 + [1] * 8), both, 2)
     assert torch.equal(targets, torch.tensor([mix.lam, 1 - mix.lam]).expand(8, 2))
-
-
-def test_the_loss_of_mixed_targets_is_the_mixed_loss() -> None:
-    """Cross entropy, label smoothing included, is lam of the own label's and 1 - lam of the partner's."""
-    logits, labels = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    for mix in mixes(8, 20):
-        _, targets = augment.mix_labels(labels, mix, 5)
-        apart = mix.lam * criterion(logits, labels) + (1 - mix.lam) * criterion(logits, labels[mix.partners])
-        assert criterion(logits, targets).item() == pytest.approx(apart.item(), rel=1e-6)

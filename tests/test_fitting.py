@@ -1,7 +1,5 @@
 """prepare.fit: what training, evaluation and prediction see of an image that is no square."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,12 +20,10 @@ from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import on_cpu
 from tests.documents import fits
-from tests.helpers import starts
 from tests.helpers.datasets import decode
 from tests.helpers.evaluations import CLASSES, draw
-from tests.helpers.projects import link_code
 
 FITS: tuple[Fit, ...] = get_args(Fit)
 SIZE = 40
@@ -169,47 +165,6 @@ def test_split_names_the_remedy_and_writes_the_same_bytes(
         tables[fit] = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.csv"))}
     assert has_line == {"none": True, "squash": False, "crop": True, "pad": False}
     assert all(table == tables["none"] for table in tables.values())
-
-
-RUN = """
-import importlib, sys
-from argparse import Namespace
-from pipeline.running import frame
-frame.check_code = lambda name: None  # this process has the modules of all stages
-for stage in ("split", "prepare", "weights", "features", "train", "evaluate", "export", "card", "report"):
-    # For a head that is trained, no process computes features.
-    module = "running.launch" if stage == "features" else f"stages.{stage}"
-    if status := importlib.import_module(f"pipeline.{module}").main(Namespace(command=stage)):
-        sys.exit(status)
-"""
-
-
-@pytest.mark.slow("all stages, with a training")
-def test_a_run_with_pad_predicts_as_it_evaluates(tmp_path: Path) -> None:
-    """From the photos to predict: torch and ONNX give each test image the answer of predictions.csv."""
-    link_code(tmp_path)
-    random = np.random.default_rng(0)
-    for number in range(60):
-        draw(tmp_path / f"data/images/{CLASSES[number % 3]}/{number:02}.png", (40, 90 - number), number % 3, random)
-    (tmp_path / corrections.FILE).write_text(corrections.EMPTY)
-    settings = {"prepare__fit": "pad", "train__eval_resize": 16, "split__phash_distance": 0}
-    write_params(tmp_path / "params.yaml", on_cpu(read_params(), **settings))
-    done = starts.run([sys.executable, "-c", RUN], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    view = json.loads((tmp_path / "models/model.json").read_text())["view"]
-    assert (view["fit"], view["resize"], view["crop"]) == ("pad", 32, 32)
-    assert json.loads((tmp_path / "models/config.json").read_text())["pretrained_cfg"]["crop_mode"] == "border"
-    rows = files.read_csv(tmp_path / "metrics/predictions.csv")
-    paths = [str(tmp_path / "data/images" / row["path"]) for row in rows]
-    for model in ("models/model.safetensors", "models/model.onnx"):
-        command = [sys.executable, "-m", "pipeline", "predict", "--model", model, "--json", *paths]
-        done = starts.run(command, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]
-        for answer, row in zip(answers, rows, strict=True):
-            row_p = [float(row[f"p_{name}"]) for name in CLASSES]
-            assert list(answer["probabilities"].values()) == pytest.approx(row_p, abs=1e-5)
 
 
 def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:

@@ -51,7 +51,6 @@ def labels_of(folder: str, end: str = "", number: int = 10) -> list[str]:
 
 
 FLAT = images("photos", number=20)
-HEADER = "path,label"
 CASES = (
     Case("class folders", both("."), (12, 3, 5), ("layout: class folders",)),
     Case("class folders with subfolders (ImageFolder)", images("cat/a", "cat/b/c", "dog") | {"LICENSE.txt": "mine"},
@@ -112,25 +111,16 @@ CASES = (
     Case("labels.csv",
          FLAT | table("\ufeffLabel,path", *(",".join(line.split(",")[::-1]) for line in labels_of("photos/"))),
          (12, 3, 5), ("layout: labels.csv",)),
-    Case("labels.csv, images beside it", images(".", number=20) | table(HEADER, *labels_of("./")), (12, 3, 5),
-         ("layout: labels.csv",)),
     Case("labels.csv, some given",
          FLAT | images("held")
          | table("path,label,split", *labels_of("photos\\", ","), *labels_of("held/", ",Testing", number=5)),
          (17, 3, 10), ("17 train, 3 val",)),
-    Case("labels.csv, not all listed",
-         FLAT | {"photos/x.jpg": None} | table("path,label,width", *labels_of("photos/", ",24")), (12, 3, 5),
-         (": width", "(first: photos/x.jpg)")),
     Case("labels.csv, faults",
          FLAT | table("path,label,split", "photos/00.png,,", "photos/99.png,cat,", "photos/01.png,dog,holdout"),
          faults=tuple((f"images/labels.csv:{number}", "value") for number in (2, 3, 4))),
     Case("labels.csv, groups",
          FLAT | table("path,label,group", *(f"{line},{n // 2}" for n, line in enumerate(labels_of("photos/")))),
          (12, 4, 4), ("groups: 10",)),
-    Case("labels.csv, twice", FLAT | table(HEADER, *labels_of("photos/"), "photos/00.png,cat"),
-         faults=(("images/labels.csv:22", "value"),)),
-    Case("labels.csv, semicolons", FLAT | table(*(line.replace(",", ";") for line in (HEADER, *labels_of("photos/")))),
-         (12, 3, 5), ("layout: labels.csv",)),
 )  # fmt: skip
 
 

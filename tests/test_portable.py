@@ -24,8 +24,8 @@ from pipeline.config import params
 from pipeline.config.params import Arithmetic
 from pipeline.learning import environment
 from pipeline.running import variables
-from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
-from tests.helpers.projects import call, commit, create_project, stages_folder
+from tests.conftest import PROJECT, change, on_cpu, read_params, set_params
+from tests.helpers.projects import stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests
 
@@ -41,18 +41,6 @@ SMALL: dict[str, Any] = {
     "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
     "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
 }  # fmt: skip
-DRAWS = """
-import hashlib, numpy as np
-from pipeline.loader import random_params
-assert callable(random_params._round)  # else nothing would be replaced
-random_params._round = np.asarray
-sizes = np.full((64, 2), (500, 333), np.int32)
-draws = [random_params._log_uniform(np.random.default_rng(k).random(1000), (0.75, 4 / 3)) for k in range(8)]
-draws += [random_params.draw_mix(0, step, 64, 224, 0.2, 1.0).lam for step in range(200)]
-print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in draws)).hexdigest())
-"""
-
-
 ASK = """
 from pathlib import Path
 import torch
@@ -182,16 +170,6 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, here: Computer, has
     assert haswell.python(folder, *question) == answer
 
 
-@pytest.mark.nightly("QEMU emulates a CPU, for a minute; make test-ci compares the operators")
-@needs_qemu
-def test_random_numbers_are_the_same_before_they_are_rounded(here: Computer, haswell: Computer, tmp_path: Path) -> None:
-    """The draws of crops and mixing, without the rounding that would hide a difference in the last bit."""
-    (tmp_path / "draws.py").write_text(DRAWS)
-    one, other = (computer.python(tmp_path, "draws") for computer in (here, haswell))
-    assert len(one) == 65
-    assert other == one
-
-
 def operators(computer: Computer, folder: Path) -> Any:
     """What `tests.ranks.operators` prints."""
     return json.loads(computer.python(folder, "tests.ranks.operators"))
@@ -224,30 +202,6 @@ def test_a_cpu_of_another_maker_trains_the_same_model(native: Path, rome: Comput
     assert results.items() <= outputs(native).items()
 
 
-@FOR_MINUTES
-@needs_qemu
-def test_a_statement_names_the_cpu_of_who_checked(haswell: Computer, tmp_path: Path) -> None:
-    """This CPU and an emulated one state that they have repeated the training. The rest of both statements is the same.
-
-    The training itself is not emulated here: a test above does that.
-    """
-    (tmp_path / "temporary").mkdir()
-    folder = create_project(tmp_path / "project", **SMALL)
-    program = (sys.executable, "-m", "pipeline")
-    call(folder, *program, "repro")
-    commit(folder)
-    words = ("verify", "--stage", "train", "--json")
-    texts = (call(folder, *program, *words).stdout, haswell.python(folder, "pipeline", *words))
-    ours, theirs = (json.loads(text[text.index("{\n") :]) for text in texts)  # before it, what goes to stderr
-    capabilities = []
-    for stated in (ours, theirs):
-        assert stated["predicate"]["passedTests"] == ["train"]
-        annotations = stated["predicate"]["configuration"][0].pop("annotations")
-        capabilities.append(annotations["cpu_capability"])
-    assert capabilities == [torch.backends.cpu.get_cpu_capability(), "AVX2"]
-    assert ours == theirs
-
-
 @pytest.mark.slow("a real start of Python, which imports torch; make test refuses what cannot be portable")
 def test_predict_computes_with_the_threads_of_the_params(finished: Path, tmp_path: Path) -> None:
     """Their number changes the last bits. By default torch takes no more than there are cores, or those it is told."""
@@ -258,7 +212,7 @@ def test_predict_computes_with_the_threads_of_the_params(finished: Path, tmp_pat
     files.write_json(model, described | {"arithmetic": "portable"})
     files.remove(folder / "dvc.lock")  # it names another model.json
     threads = (os.cpu_count() or 1) + 1
-    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__threads=threads))
+    set_params(folder, train__threads=threads)
     (folder / "ask.py").write_text(ASK)
     asked = subprocess.run([sys.executable, "ask.py"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     assert asked.stdout.splitlines()[-1] == str(threads)
@@ -300,7 +254,6 @@ def test_what_a_cpu_lacks_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch
 
 def test_a_portable_run_may_go_on_on_another_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint names no kind of CPU. A native one does."""
-    import torch
 
     from pipeline.learning.world import World
     from pipeline.running import provenance

@@ -39,19 +39,6 @@ def test_no_rounding_is_left_to_an_order(side: int, out: int) -> None:
         assert torch.equal(resample.resample(images, crops, *normalization), exact(images, crops, *normalization))
 
 
-def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
-    """Alone or in a batch, with one thread or two: the same bits."""
-    images, boxes = random_images(6, 64), random_boxes(6, 64)
-    together = cropped(images, boxes, no_flips(6), 48)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3 - min(before, 2))
-        alone = [cropped(images[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(together, torch.cat(alone))
-
-
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
 def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
     """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.attest import statement
 from pipeline.base import files
@@ -55,7 +56,9 @@ def test_a_statement_is_one_that_other_programs_read(run: Path) -> None:
     assert content["predicate"]["passedTests"] == ["every stage"]
     (configuration,) = content["predicate"]["configuration"]
     assert configuration["digest"] == {"gitCommit": programs.last_commit()}
-    assert configuration["annotations"].keys() == {"cpu", "cpu_capability", "arithmetic", "device"}
+    annotations = configuration["annotations"]
+    assert annotations.keys() == {"cpu", "cpu_capability", "arithmetic", "device"}
+    assert annotations["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_a_statement_differs_by_the_kind_of_machine_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

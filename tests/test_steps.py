@@ -1,6 +1,7 @@
 """Training steps of a small model, with the engine's loop: accumulation, clipping, moving average, learning rate."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_the_clipped_gradient_is_the_unscaled_one(precision: str, exact: float) 
         expected = (first - plain) * min(1.0, clip / norm)
         torch.testing.assert_close(first - clipped, expected, rtol=exact, atol=exact * norm)
         assert float((first - clipped).norm()) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"fused_sgd"}))  # which needs a GPU
+def test_every_optimizer_lowers_the_loss(name: str) -> None:
+    """Of the same batch, in twenty steps, each in its own way."""
+    net, (batch,) = small_model(), some_batches(1)
+    optimizer = OPTIMIZERS[name](network.parameter_groups(net, 1e-3, False), 1.0, 0.9, True)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(net, 0.0), 0.0)
+    before = float(nn.functional.cross_entropy(net(batch.images), batch.labels))
+    stream = (replace(batch, step=step) for step in range(20))
+    model, totals = PARALLELS["single"](net, ALONE, True, 1), Totals.zero(ALONE.device, 1)
+    assert len(list(loop.train(learner, model, stream, [0.01] * 20, totals))) == 20
+    assert float(nn.functional.cross_entropy(net(batch.images), batch.labels)) < 0.9 * before
 
 
 def test_the_average_of_the_weights_is_its_closed_form() -> None:

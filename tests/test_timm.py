@@ -1,7 +1,6 @@
 """train.model: timm/<name> keeps the promises: the same bytes again, after a resume, on any number of processes."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from pipeline.loader.sampler import Share
 from pipeline.loader.storage import ImageStore
 from pipeline.models import description, exported, network, pretrained, timm_models
 from tests.conftest import change, on_cpu, read_params
-from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
+from tests.helpers.trainings import ALONE, launch, small_world
 
-FURTHER = pytest.mark.nightly("the same for larger models; make test-ci has the smallest one")
 HALF = (0.5, 0.5, 0.5)
 OTHER_MEAN = "timm/test_resnet"  # a small one, with HALF
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
@@ -143,30 +141,6 @@ def test_a_mean_of_its_own_is_everywhere_the_same(tmp_path: Path) -> None:
     assert answers == pytest.approx(inference.log_probabilities(ours), abs=1e-5)
 
 
-@pytest.mark.nightly("three trainings of a model; make test stops and resumes models of torchvision")
-@pytest.mark.parametrize(
-    ("model", "side"),
-    [
-        pytest.param(MODELS[0], 32, marks=FURTHER), (MODELS[1], 32), pytest.param(MODELS[2], 224, marks=FURTHER),
-    ],
-)  # fmt: skip
-def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: str, side: int) -> None:
-    """Two runs of one model write the same bytes, though one was stopped. What was exported predicts as validation."""
-    lines: dict[str, Any] = {
-        "train__model": model, "train__crop": side, "train__eval_crop": side, "train__eval_resize": side + 4,
-        "train__epochs": 2 if side == 224 else 4, "run__log_steps": 1, "train__parallel": "ddp", "run__processes": 2,
-    }  # fmt: skip
-    straight, folder = small_world(tmp_path / "straight", **lines), small_world(tmp_path / "cut", **lines)
-    launch(straight)
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder)
-    rank_processes(launcher)[1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
-    assert "going on from step" in launch(folder).stderr
-    assert outputs(folder) == outputs(straight)
-    check_validation(folder)
-
-
 def check_validation(folder: Path) -> None:
     """Fails if the exported model does not give the loss and the accuracy of the last validation."""
     trained_model, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
@@ -177,17 +151,3 @@ def check_validation(folder: Path) -> None:
     log_probs = inference.log_probabilities(logits)
     assert -log_probs[np.arange(len(rows)), data.labels[rows]].mean() == pytest.approx(float(history[-1]["val_loss"]))
     assert (log_probs.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
-
-
-@pytest.mark.nightly("two trainings; make test-ci moves a model of torchvision to other numbers of processes")
-def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path) -> None:
-    """With gradient checkpointing and a moving average: the weights of one process are those of three."""
-    lines: dict[str, Any] = {
-        "train__model": MODELS[1], "train__parallel": "elastic", "train__shards": 4, "train__ema_decay": 0.9,
-        "train__export": "ema", "train__gradient_checkpointing": True,
-    }  # fmt: skip
-    folders = [small_world(tmp_path / str(count), **lines, run__processes=count) for count in (1, 3)]
-    for folder in folders:
-        launch(folder)
-    one, three = map(outputs, folders)
-    assert one == three
