@@ -18,7 +18,7 @@ from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
 from pipeline.learning import chain
 from pipeline.running import checkpoint
-from tests.conftest import PROJECT, change, read_params, write_params
+from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.projects import call, commit, create_project, verify
 from tests.helpers.trainings import digests, launch, outputs, small_world
@@ -283,15 +283,6 @@ def swapped_states(project: Path) -> None:
     exchange(*(project / f"states/epoch-{epoch:04}.pt" for epoch in (1, 2)))
 
 
-def other_run(project: Path) -> None:
-    """The states of a training with another seed."""
-    copy = shutil.copytree(project, project.parent / "other", symlinks=True)
-    write_params(copy / "params.yaml", change(read_params(copy / "params.yaml"), train__seed=1))
-    call(copy, sys.executable, "-m", "pipeline", "train")
-    shutil.rmtree(project / "states")
-    shutil.copytree(copy / "states", project / "states")
-
-
 def swapped_image(project: Path) -> None:
     """A training on other images than those of dvc.lock: two of two classes are exchanged. Its claim fits it."""
     copy = shutil.copytree(project, project.parent / "other", symlinks=True)
@@ -313,7 +304,7 @@ def swapped_image(project: Path) -> None:
         made_up,
         *(
             pytest.param(each, marks=FURTHER)
-            for each in (skipped_step, swapped_image, other_weights, swapped_states, other_run)
+            for each in (skipped_step, swapped_image, other_weights, swapped_states)
         ),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.attest import clone
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT, NOT_HERE
+from pipeline.base.errors import NOT_HERE
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
 from tests.helpers.refusals import refuses
@@ -47,23 +47,6 @@ def test_a_published_run_is_repeated_and_stated(published: Path) -> None:
     assert stated["predicate"]["passedTests"][:2] == ["download", "split"]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     assert not (folder / "models/model.json").exists()
-
-
-def other_hash(project: Path) -> None:
-    """A hash in dvc.lock that no run wrote."""
-    lock = project / "dvc.lock"
-    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
-    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
-
-
-@pytest.mark.nightly("every stage under DVC, twice; make test-ci has a true claim, and a false one of verify")
-def test_a_false_claim_differs(published: Path) -> None:
-    """Although its code is this project's."""
-    other_hash(published)
-    commit(published)
-    done = verify(cloned(published))
-    assert done.returncode == DIFFERENT, done.stderr
-    assert "verify: differs: models/model.json" in done.stdout
 
 
 def without_a_run(project: Path) -> None:
@@ -142,13 +125,6 @@ def hiding(project: Path) -> None:
     ("tamper", "key", "status"),
     [
         pytest.param(edited("params.yaml", "lr: 0.01", "lr: 0.02"), "the stage train", 1, marks=AGAIN),
-        pytest.param(edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "the stage train", 1, marks=AGAIN),
-        pytest.param(
-            edited("dvc.yaml", "python -m pipeline evaluate", "python -B -m pipeline evaluate"),
-            "the stage evaluate",
-            1,
-            marks=AGAIN,
-        ),
         pytest.param(copying, "the stage evaluate", 1, marks=AGAIN),
         pytest.param(edited("params.yaml", "device: cpu", "device: cuda"), "train.device", NOT_HERE, marks=AGAIN),
         (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", NOT_HERE),
@@ -159,10 +135,7 @@ def hiding(project: Path) -> None:
         pytest.param(other_cache, ".dvc/config", 1, marks=AGAIN),
         (hiding, "dvc.py", 1),
     ],
-    ids=[
-        "params", "pin", "command", "copy", "GPU", "packages", "compiled", "link", "figures",
-        "folder", "cache", "hiding",
-    ],
+    ids=["params", "copy", "GPU", "packages", "compiled", "link", "figures", "folder", "cache", "hiding"],
 )  # fmt: skip
 def test_a_repository_that_cannot_be_checked_is_refused(
     published: Path, tamper: Callable[[Path], None], key: str, status: int

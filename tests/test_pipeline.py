@@ -12,7 +12,7 @@ from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.running.runs import Run
 from pipeline.versioning import dvc_lock
-from tests.conftest import change, read_params, write_params
+from tests.conftest import set_params
 from tests.helpers.projects import call, create_project
 
 
@@ -51,16 +51,6 @@ def test_real_photos_become_a_measured_model(real: Path) -> None:
 def project(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Path:
     """A copy of the finished project on drawn flowers."""
     return shutil.copytree(finished, tmp_path_factory.mktemp("drawn") / "project", symlinks=True)
-
-
-def test_nothing_changed_runs_nothing(project: Path) -> None:
-    """A second `dvc repro` runs no stage and does not change dvc.lock; `dvc status` reports no change."""
-    before = (project / "dvc.lock").read_bytes()
-    again = call(project, "dvc", "repro")
-    assert "Running stage" not in again.stdout
-    assert "up to date" in again.stdout
-    assert (project / "dvc.lock").read_bytes() == before
-    assert "up to date" in call(project, "dvc", "status").stdout
 
 
 def test_dvc_shows_the_run(project: Path) -> None:
@@ -108,7 +98,7 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
         for parallel in ("ddp", "elastic"):
             for count in (2, 3):
                 changes = {"train__parallel": parallel, "run__processes": count}
-                write_params(real / "params.yaml", change(read_params(real / "params.yaml"), **changes))
+                set_params(real, **changes)
                 statuses[parallel, count] = call(real, "dvc", "status", "train", "--json").stdout
     finally:
         (real / "params.yaml").write_bytes(params)
@@ -125,7 +115,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     folder = create_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
     for packed, side in (small, large, small, large, (48, 80), small):
         changes = {"prepare__size": packed, "data__synthetic": {"count": 50, "size": side}}
-        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        set_params(folder, **changes)
         output = call(folder, "dvc", "repro", "prepare").stdout
         assert json.loads((folder / "data/packed/digest.json").read_text())["size"] == packed, output
         with Image.open(next((folder / "data/images").rglob("*.png"))) as image:
@@ -144,7 +134,7 @@ def test_another_fold_packs_no_image_again(tmp_path: Path) -> None:
 
     def made(changes: dict[str, Any]) -> tuple[str, tuple[Any, int]]:
         """The hash of split.csv; what dvc.lock says of `prepare`, and which folder is there."""
-        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        set_params(folder, **changes)
         call(folder, "dvc", "repro", "prepare")
         lock = dvc_lock.read(folder / "dvc.lock")
         return lock["split"]["outs"]["data/split.csv"], (lock["prepare"], (folder / "data/packed").stat().st_ino)

@@ -1,10 +1,7 @@
 """`perennial start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
 
 import io
-import os
-import pty
 import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -13,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import workspace
 from pipeline.__main__ import main
 from pipeline.checks.machine import Machine
 from pipeline.commands import start
@@ -176,7 +172,8 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither its key nor its name is an answer: the question comes again. As an argument it is refused. The name of a
-    preset may have capitals."""
+    preset may have capitals; its key, typed as the answer, writes the same.
+    """
     before = params.FILE.read_bytes()
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(start, "offer", lambda now: None)
@@ -188,7 +185,12 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     assert params.FILE.read_bytes() == before
     monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
     assert main(["start", "Quick"]) == 0
-    assert params.FILE.read_bytes() != before
+    quick = params.FILE.read_bytes()
+    assert quick != before
+    params.FILE.write_bytes(before)
+    monkeypatch.setattr(sys, "stdin", Terminal("q\n"))
+    assert start.start("", "") == 0
+    assert params.FILE.read_bytes() == quick
 
 
 def test_without_a_terminal_no_preset_is_asked_for(
@@ -223,23 +225,4 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     raw = read_params(folder / "params.yaml")
     assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
     call(folder, sys.executable, "-m", "pipeline", "repro")
-    assert (folder / "models/model.safetensors").is_file()
-
-
-@pytest.mark.nightly("six measurements of training steps; make test-ci takes a preset by its name")
-def test_a_preset_is_typed_on_a_terminal(tmp_path: Path) -> None:
-    """`q` chooses `quick`. The time of a run is that of doctor's line, and DVC by hand runs what was written."""
-    folder = create_project(tmp_path / "project", train__epochs=7)
-    call(folder, "git", "checkout", "--quiet", "params.yaml")
-    for number in range(60):
-        put(tmp_path / "My photos" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
-    keyboard, stdin = pty.openpty()
-    os.write(keyboard, b"q\n")
-    command = [sys.executable, "-m", "pipeline", "start", "--photos", str(tmp_path / "My photos")]
-    environ = workspace.environment(folder.parent)
-    said = subprocess.check_output(command, cwd=folder, env=environ, stdin=stdin, text=True)
-    assert f"60 in 2 classes, in {tmp_path / 'My photos'}" in said
-    assert "\nTime of a run: about " in said
-    assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout
-    call(folder, "dvc", "repro")
     assert (folder / "models/model.safetensors").is_file()

@@ -39,7 +39,7 @@ LATER = (  # of a new version: the words of a refusal, the progress bar, a line 
 
 
 def test_a_new_version_that_decides_nothing_runs_nothing(finished: Path, tmp_path: Path) -> None:
-    """After the update, `perennial plan` and `perennial repro` leave every stage of a finished run as it is."""
+    """After the update, `perennial plan`, `perennial repro` and `dvc repro` leave every stage of the run as it is."""
     project = shutil.copytree(finished, tmp_path / "project", symlinks=True)
     for edit in LATER:
         edit(project)
@@ -47,5 +47,6 @@ def test_a_new_version_that_decides_nothing_runs_nothing(finished: Path, tmp_pat
     answer = json.loads(call(project, sys.executable, "-m", "pipeline", "plan", "--json").stdout)
     assert {each["state"] for each in answer["stages"]} == {"unchanged"}
     before = (project / "dvc.lock").read_bytes()
-    call(project, sys.executable, "-m", "pipeline", "repro")
+    for command in ([sys.executable, "-m", "pipeline", "repro"], ["dvc", "repro"]):
+        assert "Running stage" not in call(project, *command).stdout
     assert (project / "dvc.lock").read_bytes() == before
