@@ -34,22 +34,26 @@ def states(folder: Path) -> list[str]:
 
 
 def test_the_hash_of_a_state_is_that_of_its_values() -> None:
-    """Neither the order of keys nor the memory format counts; each value, name, type and shape does."""
+    """Neither the order of keys nor the memory format counts; each value, name, type and shape does.
+
+    Of an object that is neither a tensor nor a plain value only the type counts.
+    """
     weights = torch.arange(48.0).reshape(1, 3, 4, 4)
-    state = {"model": {"a": weights, "b": torch.zeros(())}, "steps": [1, 2.5, None]}
+    state = {"model": {"a": weights, "b": torch.zeros(())}, "steps": [1, 2.5, None, object()]}
     same = {
-        "steps": [1, 2.5, None],
+        "steps": [1, 2.5, None, object()],
         "model": {"b": torch.zeros(()), "a": weights.to(memory_format=torch.channels_last)},
     }
     assert chain.sha256(state) == chain.sha256(same)
     others = [
-        {**state, "steps": [1, 2.5, 0]},
+        {**state, "steps": [1, 2.5, 0, object()]},
+        {**state, "steps": [2, 2.5, None, object()]},
         {**state, "model": {"a": weights, "c": torch.zeros(())}},
         {**state, "model": {"a": weights.double(), "b": torch.zeros(())}},
         {**state, "model": {"a": weights.reshape(3, 1, 4, 4), "b": torch.zeros(())}},
         {**state, "model": {"a": weights.nextafter(weights + 1), "b": torch.zeros(())}},
     ]
-    assert len({chain.sha256(each) for each in [state, *others]}) == 6
+    assert len({chain.sha256(each) for each in [state, *others]}) == 7
 
 
 def test_states_are_hashed_every_so_many_epochs(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_wilson_interval(case: tuple[int, int]) -> None:
     """The interval is scipy's, holds the share, and its ends solve Wilson's equation."""
     right, total = case
     low, high = metrics.wilson(right, total)
+    assert metrics.share(right, total).share == right / total
     interval = binomtest(right, total).proportion_ci(method="wilson")
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert 0 <= low <= right / total <= high <= 1
