@@ -153,7 +153,7 @@ def folds(arguments: Namespace) -> int:
             announce(config, survey.survey(config), plan)
         commit = record.commit()
         outputs = (study.PREDICTIONS, f"{Paths.models}/{acceptance.FILE}")
-        runs = store.of_project("folds", folder, plan.values, plan.slots, *outputs)
+        runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         if not is_local:
             images = runs.source.folder / Paths.images
             announce(config, survey.survey_folder(images, corrections.read()), plan)

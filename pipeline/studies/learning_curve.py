@@ -85,13 +85,13 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
     commit = record.commit()
-    runs = store.of_project("curve", folder, {}, slots, study.PREDICTIONS)
     cuts = [{"split.folds": folds, "split.fold": fold} for fold in range(folds)] if folds > 1 else [{}]  # {}: as here
     trainings = [
         Training(f"share{share}-fold{fold}", {"split.train_share": share, **cut}, f"{share:.0%}, fold {fold}")
         for share in SHARES
         for fold, cut in enumerate(cuts)
     ]
+    runs = store.of_project("curve", folder, trainings[-1].values, slots, study.PREDICTIONS)
     print(f"curve: {len(trainings)} trainings, {len(slots)} at a time", flush=True)
     splits = store.splits(runs, trainings)
     if folds > 1:

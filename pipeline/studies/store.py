@@ -25,7 +25,8 @@ from pipeline.versioning.dvc_lock import Hashes
 RESULTS = workcopy.FOLDER / "results"  # of all studies
 HASHES = "hashes.json"  # in such a folder: the hash of every output of the training
 SOURCE, RUNS = "source", "runs"  # in the folder of a study: see Study
-STAGES = ("split", "prepare", "features", "train", "evaluate")
+FIRST = ("download", "weights", "split", "prepare", "features")  # in the source; kept.csv is the same for every split
+STAGES = ("split", "train", "evaluate")
 LETTERS = 8  # hexadecimal digits of the digest in a name
 
 
@@ -134,13 +135,13 @@ def make_study(
 
 
 def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Sequence[Slot], *outputs: str) -> Study:
-    """A study of the project in the current folder with other params, from its images to the tests of the models.
+    """A study of the project in the current folder, from its images to the tests of the models.
 
-    `folder`: that of the study. The images and the weights are brought into the source. Raises UserError if they
-    cannot be. `outputs`: what a result has besides the split.
+    `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
+    source. Raises UserError if that fails. `outputs`: what a result has besides the split.
     """
     source = workcopy.copy_project(folder / SOURCE, values)
-    runner.run_or_raise([Job("images and weights", source.folder, ("download", "weights"))], [runner.here()], command)
+    runner.run_or_raise([Job("data", source.folder, FIRST)], [runner.here()], command)
     return make_study(command, source, slots, STAGES, (Paths.split, *outputs))
 
 

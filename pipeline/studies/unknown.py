@@ -77,9 +77,8 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     """
     commit = record.commit()
     outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
-    runs = store.of_project("folds", folder, ONE_SPLIT, slots, *outputs)
-    (whole,) = store.splits(runs, [Training("all", {"split.leave_out": "none"}, "all classes")])
-    classes = sorted({row["class"] for row in study.rows(whole)})
+    runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
+    classes = sorted({row["class"] for row in split_table.kept_rows(runs.source.folder / Paths.split)})
     if len(classes) < 3:
         raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
