@@ -23,7 +23,6 @@ from pipeline.models.exported import center_crops
 from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import on_cpu, read_params, write_params
-from tests.documents import fits
 from tests.helpers import starts
 from tests.helpers.datasets import decode
 from tests.helpers.evaluations import CLASSES, draw
@@ -210,12 +209,3 @@ def test_a_run_with_pad_predicts_as_it_evaluates(tmp_path: Path) -> None:
         for answer, row in zip(answers, rows, strict=True):
             row_p = [float(row[f"p_{name}"]) for name in CLASSES]
             assert list(answer["probabilities"].values()) == pytest.approx(row_p, abs=1e-5)
-
-
-def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
-    """Of a square and of an image of 1 : 2: crop takes the centre from training, too, and evaluation cuts an edge."""
-    sizes = np.array([(100, 100), (200, 100)])
-    values = {"prepare.size": 256, "train.eval_crop": 96, "train.eval_resize": 128}
-    for fit, shares in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
-        view = View.from_params(params.with_values(params.Params(), {**values, "prepare.fit": fit}))
-        assert fits.seen_shares(sizes, view) == pytest.approx(shares, abs=1e-4)
