@@ -146,9 +146,17 @@ def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Seq
 
 
 def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:
-    """The split of each training, made before anything is trained: what a study needs of it can be checked."""
-    only = make_study(study.command, study.source, study.slots, ("split",), (Paths.split,))
-    return results(only, [replace(training, title=f"{training.title}: split") for training in trainings])
+    """The split of each training, made before anything is trained: what a study needs of it can be checked.
+
+    Raises UserError if a split keeps other images than the source, whose packed images all trainings read.
+    """
+    only = make_study(study.command, study.source, study.slots, ("split",), (Paths.split, Paths.kept))
+    made = results(only, [replace(training, title=f"{training.title}: split") for training in trainings])
+    for split in made:
+        if split.hashes[Paths.kept] != files.md5(study.source.folder / Paths.kept):
+            value, remedy = f"other images than in {study.source.folder}", "run again"
+            raise UserError(Fault(str(split.folder / Paths.kept), value, "differs", remedy=remedy))
+    return made
 
 
 def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
