@@ -198,7 +198,7 @@ def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) ->
     for name in OUTPUTS:
         assert (folder / name).read_bytes() == (reference / name).read_bytes()
     commits = experiments(folder)
-    assert "3 of 3 trials have finished before" in finish_sweep(folder, "--jobs", "2")
+    assert "3 of 3 trainings have finished before" in finish_sweep(folder, "--jobs", "2")
     assert experiments(folder) == commits
 
 

@@ -182,7 +182,10 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[End]:
     """Run those of these trainings that have no result. Yields the end of each, when its result or its log is kept."""
     waiting = [training for training in trainings if not study.hashes(training)]
     if len(waiting) < len(trainings):
-        print(f"{study.command}: {len(trainings) - len(waiting)} of {len(trainings)} have finished before", flush=True)
+        print(
+            f"{study.command}: {len(trainings) - len(waiting)} of {len(trainings)} trainings have finished before",
+            flush=True,
+        )
     by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
     jobs = [
         Job(
