@@ -76,11 +76,12 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@$(PYTEST) -m "not gpu and not slow"
 
 # Second: continuous integration runs this for each change. It has every promise, each on one case or two.
-# Packages of the system come from a network, while lint keeps a core busy: both at once.
+# Lint keeps one core busy and tests wait at times, so both run at once.
 test-ci: export SHORT := yes
 test-ci:  ## what CI runs: make test, every promise with real processes, the container
-	@$(MAKE) --no-print-directory --jobs 2 test-packages lint
-	@$(MAKE) --no-print-directory test-code image-test
+	@$(MAKE) --no-print-directory --jobs 2 test-packages $(READY_TESTS)
+	@$(MAKE) --no-print-directory --jobs 2 lint test-code
+	@$(MAKE) --no-print-directory image-test
 
 test-code: $(READY_TESTS)  ## the same without lint and the container
 	@$(PYTEST) -m "not gpu and not nightly"

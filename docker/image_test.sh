@@ -69,6 +69,7 @@ clean_up() {
     local status=$?
     trap - EXIT
     set +e
+    jobs -p | xargs --no-run-if-empty kill
     if docker info > /dev/null 2>&1; then
         docker ps --all --quiet --filter label=perennial-test |
             xargs --no-run-if-empty docker rm --force --volumes > /dev/null
@@ -231,7 +232,6 @@ workspaces() {
             sed --in-place --regexp-extended "s#^( +${change%%:*}: ).*#\\1${change#*:}#" "$LAB/$copy/params.yaml"
         done
     done
-    as_root chown -R "$STRANGER" /workspace
 }
 
 no_build_tools() {
@@ -258,6 +258,16 @@ demo_inside() {
 }
 
 # A run of this host, which is not interrupted, as a commit.
+# While the image is built, which waits for the disk and uses one core at times.
+build_beside_a_run_of_the_host() {
+    local run
+    run_of_the_host &
+    run=$!
+    build
+    wait "$run"
+    as_root chown -R "$STRANGER" /workspace
+}
+
 run_of_the_host() {
     (
         cd "$LAB/published"
@@ -364,7 +374,8 @@ fi
 
 step "engine" engine
 step "base images" bases
-step "image" build
+step "workspace of another user" workspaces
+step "image, and a run of the host" build_beside_a_run_of_the_host
 docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runtime
 docker image ls perennial-test
 if [[ $SHORT ]]; then
@@ -373,11 +384,9 @@ if [[ $SHORT ]]; then
 else
     step "the image once more" build_again
 fi
-step "workspace of another user" workspaces
 step "inside: no build tool" no_build_tools
 step "inside: torch and Apex load" apex_loads
 step "inside: doctor" inside perennial-test:runtime python -m pipeline doctor
-step "a run of the host" run_of_the_host
 step "inside: docker stop, and on, to the bytes of the host" stopped_and_resumed
 step "inside: dvc repro by hand" dvc_by_hand
 if [[ -z $SHORT ]]; then

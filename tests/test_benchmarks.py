@@ -20,18 +20,16 @@ from benchmarks.harness import bound, measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import ceiling, gpu, growth, peers, portable, profile, ways
 from tests.conftest import PROJECT
-from tests.documents import figures
+from tests.documents import reports
 from tests.gpu.report import Report as GpuTests
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 from tests.helpers.wheels import wheel
 
-CHOSEN = ("ceiling_rows", "time_to_accuracy_variants")  # reports of `ceiling` and `time_to_accuracy`, of other cases
 NAMES = (
-    *(name for name in figures.LINES if name not in CHOSEN),
-    "arithmetic",
-    "scale",
-)  # with a line, or with a table of their own
+    *("arithmetic", "ceiling", "devices", "growth", "loader", "peers", "pipeline", "planning", "prepare", "profile"),
+    *("scale", "steps", "time_to_accuracy", "ways"),
+)
 # `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
 TRIED = [name for name in NAMES if name not in ("devices", "peers")]
 
@@ -53,10 +51,10 @@ def report_of(name: str, out: Path) -> dict[str, Any]:
     return report
 
 
-def lines_of(name: str, report: dict[str, Any]) -> list[figures.Line]:
-    """The lines of a report in the table of docs/performance.md, which has one size of images."""
-    of_table = {row.replace(" 32", f" {figures.SIDE}"): value for row, value in report["rows"].items()}
-    return figures.LINES[name](report | {"rows": report["rows"] | of_table})
+def table_of(name: str, report: dict[str, Any]) -> str:
+    """The table of a report in the documents, which has one size of images."""
+    of_table = {row.replace(" 32", " 224"): value for row, value in report["rows"].items()}
+    return reports.TABLES[name](reports.with_shares(report | {"rows": report["rows"] | of_table}))
 
 
 NIGHTLY = pytest.mark.nightly("half a minute each; make test has a benchmark, which shares their code")
@@ -64,9 +62,9 @@ NIGHTLY = pytest.mark.nightly("half a minute each; make test has a benchmark, wh
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[NIGHTLY] * (name != "planning")) for name in TRIED])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
-    """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
+    """A table of the documents can be made of the JSON, which names machine, versions, commit and preset."""
     report = report_of(name, tmp_path)
-    assert name not in figures.LINES or lines_of(name, report)
+    assert name not in reports.TABLES or table_of(name, report).count("\n") > 1
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
     assert name in ("planning", "arithmetic", "scale", "steps") or report["conditions"]["photos"]
@@ -271,8 +269,9 @@ def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert images.stat().st_mtime_ns == before
     assert {*entries} <= {*(tmp_path / "out.store").iterdir()}
-    reports = {name: json.loads((tmp_path / f"out/{name}_cpu.json").read_text()) for name in parts[1:]}
-    assert all(report["figures"] and lines_of(name, report) for name, report in reports.items())
+    written = {name: json.loads((tmp_path / f"out/{name}_cpu.json").read_text()) for name in parts[1:]}
+    assert all(report["figures"] for report in written.values())
+    assert table_of("peers", written["peers"])
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:
@@ -381,18 +380,20 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     assert measuring.commit() == f"{head}-dirty"
 
 
-def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:
+def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows have the figures of the report, which it links to; a report of the tiny preset is refused."""
-    report = Report("prepare", options_of(tmp_path, tiny=False), photos="some")
-    for name in ("ours", "Pillow", "torchvision"):
-        report.add(name, {"images_per_s": 1234.5})
-    report.conclude(throughput={"Pillow": 1.0, "torchvision": 0.5})
-    table = figures.table(tmp_path)
-    assert "| 1,234 photos/s |" in table
-    assert table.splitlines()[-1].startswith(f"[1] {figures.machine(measuring.machine())}: [prepare_cpu.json](")
-    Report("prepare", options_of(tmp_path), photos="some").conclude()
+    monkeypatch.setattr(reports, "PROJECT", tmp_path)
+    (tmp_path / measuring.RESULTS).mkdir(parents=True)
+    report = Report("ways", options_of(tmp_path / measuring.RESULTS, tiny=False), photos="some")
+    report.add("single", {"epoch_s": 1.25})
+    report.conclude()
+    table = reports.made_of("ways_cpu")
+    assert "| single | 1.2 |" in table
+    machine = measuring.machine()
+    assert table.splitlines()[-1].startswith(f"{machine['cpu']}, {machine['cores']} cores, torch ")
+    Report("ways", options_of(tmp_path / measuring.RESULTS), photos="some").conclude()
     with pytest.raises(ValueError, match="of the tiny preset"):
-        figures.table(tmp_path)
+        reports.made_of("ways_cpu")
 
 
 def test_a_benchmark_is_known_by_its_name() -> None:

@@ -34,7 +34,7 @@ from pipeline.reporting import outcome
 from pipeline.running import checkpoint, pixels, resume
 from pipeline.running.runs import Run
 from pipeline.sources import originals
-from pipeline.studies import pooling, ranges, record, trial_copies
+from pipeline.studies import pooling, ranges, record
 from pipeline.studies.record import Part, Record
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
@@ -55,7 +55,7 @@ NET = network.build(SMALL, 2, 0)
 WEIGHTS, OWN = f"weights/{SMALL}.safetensors", ("mine.pth", "mine.safetensors")
 DEMO = PROJECT / "results/demo/metrics"
 PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
-BEST = trial_copies.FOLDER / "tried.json"
+BEST = sweep.best_file(Path("tried.yaml"))
 HASHES: dvc_lock.StageHashes = {
     "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
     "train": {"deps": {"data/packed": "1.dir"}, "outs": {"models/model.json": "3"}},

@@ -21,7 +21,6 @@ from pipeline.models.exported import center_crops
 from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import on_cpu
-from tests.documents import fits
 from tests.helpers.datasets import decode
 from tests.helpers.evaluations import CLASSES, draw
 
@@ -165,12 +164,3 @@ def test_split_names_the_remedy_and_writes_the_same_bytes(
         tables[fit] = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.csv"))}
     assert has_line == {"none": True, "squash": False, "crop": True, "pad": False}
     assert all(table == tables["none"] for table in tables.values())
-
-
-def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
-    """Of a square and of an image of 1 : 2: crop takes the centre from training, too, and evaluation cuts an edge."""
-    sizes = np.array([(100, 100), (200, 100)])
-    values = {"prepare.size": 256, "train.eval_crop": 96, "train.eval_resize": 128}
-    for fit, shares in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
-        view = View.from_params(params.with_values(params.Params(), {**values, "prepare.fit": fit}))
-        assert fits.seen_shares(sizes, view) == pytest.approx(shares, abs=1e-4)

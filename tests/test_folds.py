@@ -25,11 +25,11 @@ from pipeline.data.splitting import Cut
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.studies import answers, record, runner, study, workcopy
+from pipeline.studies import answers, record, study, workcopy
 from pipeline.studies.pooling import FoldPredictions
 from pipeline.studies.record import Part, Record
+from pipeline.studies.store import Result
 from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
 from tests.helpers.datasets import put
@@ -86,7 +86,7 @@ def test_every_image_is_tested_once(studied: Path) -> None:
     assert not (studied / FOLDER).exists()
 
 
-@pytest.mark.slow("a study under DVC, which is killed twice; make test kills trainings")
+@pytest.mark.nightly("a study under DVC that is killed twice; make test has the store, and kills jobs and trainings")
 def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
     """The command and a DVC in a work copy are killed (KILL), at moments that are drawn; test_sweep.py kills a training
     in one. A power cut also empties an object of the cache. Each start takes what has ended from the run cache, and a
@@ -155,12 +155,12 @@ def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None
     assert "perennial folds --recipe mine" in (project / "reports/folds.html").read_text()
 
 
-def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> WorkCopy:
-    """A copy whose split.csv has these images: path → whether it is a test image."""
+def with_split(folder: Path, config: params.Params, tested: dict[str, bool], **hashes: str) -> Result:
+    """A result whose split.csv has these images: path → whether it is a test image."""
     rows = [(path, "a", "test" if is_test else "train", "", 9, 9, "", "", "") for path, is_test in tested.items()]
     header = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
     files.write_csv(folder / config.paths.split, header, rows)
-    return WorkCopy(folder, config)
+    return Result(folder, config, hashes)
 
 
 @pytest.mark.parametrize(
@@ -171,26 +171,12 @@ def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> 
     ],
 )
 def test_folds_that_do_not_test_every_image_once_are_refused(
-    first: dict[str, bool], second: dict[str, bool], key: str, kind: Kind, raw: dict[str, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """With the name of the image, after `split` and before anything is trained."""
-    monkeypatch.chdir(tmp_path)
-    write_params(tmp_path / params.FILE, on_cpu(raw, data__source="synthetic"))
-    tests, stages = {"seed0-fold0": first, "seed0-fold1": second}, list[tuple[str, ...]]()
-
-    def copy_project(folder: Path, _: Any) -> WorkCopy:
-        return with_split(folder, params.load(), tests[folder.name])
-
-    monkeypatch.setattr(workcopy, "copy_project", copy_project)
-    monkeypatch.setattr(workcopy, "share", lambda *_: None)
-    monkeypatch.setattr(integrity, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(folds, "announce", lambda *_: None)
-    monkeypatch.setattr(record, "commit", lambda: "")
-    monkeypatch.setattr(runner, "run_or_raise", lambda jobs, *_: stages.extend(job.stages for job in jobs))
+    first: dict[str, bool], second: dict[str, bool], key: str, kind: Kind, raw: dict[str, Any], tmp_path: Path
+) -> None:
+    """With the name of the image."""
+    config = params.parse(on_cpu(raw))
     with refuses((key, kind)):
-        folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None, on=""))
-    assert stages == [("download", "weights"), ("split",), ("split",)]
+        answers.check([with_split(tmp_path / str(number), config, one) for number, one in enumerate((first, second))])
 
 
 def test_several_seeds_are_one_record(
@@ -203,21 +189,21 @@ def test_several_seeds_are_one_record(
     link_code(tmp_path)
     monkeypatch.setattr(study, "album", lambda *_: Album({}, {}))
     config = params.parse(on_cpu(raw))
-    copies = {}
-    for seed, fold in itertools.product((4, 5), (0, 1)):
-        copies[seed, fold] = with_split(tmp_path / f"{seed} {fold}", config, {})
-        md5s = {"split": ("data/split.csv", f"s{fold}"), "train": ("models/model.safetensors", f"m{seed}{fold}"),
-                "evaluate": ("metrics/predictions.csv", f"p{seed}{fold}")}  # fmt: skip
-        (tmp_path / f"{seed} {fold}" / config.paths.images).mkdir(parents=True)
-        stages = {stage: {"cmd": "", "outs": [{"path": out, "md5": md5}]} for stage, (out, md5) in md5s.items()}
-        write_params(tmp_path / f"{seed} {fold}" / dvc_lock.LOCK, {"schema": "2.0", "stages": stages})
+    results = {
+        (seed, fold): with_split(tmp_path / f"{seed} {fold}", config, {}, **{
+            "data/split.csv": f"s{fold}", "models/model.safetensors": f"m{seed}{fold}",
+            "metrics/predictions.csv": f"p{seed}{fold}"})
+        for seed, fold in itertools.product((4, 5), (0, 1))
+    }  # fmt: skip
+    source = WorkCopy(tmp_path, config)
+    (tmp_path / config.paths.images).mkdir(parents=True)
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed
     of_second = [[0.9, 0.1], [0.1, 0.9], [0.7, 0.3], [0.9, 0.1]]  # alone
     predictions = FoldPredictions(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    result = answers.write(config, copies, predictions, "perennial folds", "a commit")
+    result = answers.write(config, source, results, predictions, "perennial folds", "a commit")
     assert result.origin.commit == "a commit"
     assert result.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in result.parts] == [

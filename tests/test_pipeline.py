@@ -123,6 +123,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     assert output.count("is cached - skipping run") == 3
 
 
+@pytest.mark.nightly("three more runs under DVC; make test-ci has a study, which refuses a split of other images")
 def test_another_fold_packs_no_image_again(tmp_path: Path) -> None:
     """Nor do another seed, share of the training images and class that is left out: `split` runs, `prepare` does not.
 

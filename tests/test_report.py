@@ -336,6 +336,17 @@ def test_one_bad_epoch_does_not_flatten_the_others() -> None:
     assert "nan" not in chart.svg
 
 
+def test_a_solved_head_has_no_epochs_and_no_curves(known: Facts) -> None:
+    """Its two accuracies are in the words of the section."""
+    train = known.config.train.model_copy(update={"head": "solved", "freeze_backbone": True})
+    solved = known.config.model_copy(update={"train": train})
+    sections = [page_of(known, config=config).one("section", id="curves") for config in (known.config, solved)]
+    assert [len(section.all("svg")) for section in sections] == [2, 0]
+    history = known.outcome.history
+    for name in ("train_accuracy", "val_accuracy"):
+        assert f"{100 * history[name][-1]:.1f}" in sections[1].text
+
+
 @pytest.mark.parametrize("file", ['\u202e<b>".png', "a\nb.png"])
 def test_no_path_is_markup(known: Facts, file: str) -> None:
     """Whatever letters a file has in its name: in the text, in an attribute, and in its credit."""

@@ -13,7 +13,7 @@ from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, STOPPED
 from pipeline.commands.verify import run
 from pipeline.config import params
-from pipeline.studies import runner, slurm, trial_copies
+from pipeline.studies import runner, slurm, store, workcopy
 from pipeline.studies.runner import Job
 from tests import test_sweep
 from tests.conftest import on_cpu, read_params, write_params
@@ -191,13 +191,15 @@ def test_what_a_job_reads_stays_until_it_has_ended(
 ) -> None:
     """Ctrl-C has ended a sweep and left a job: the next start waits for it before it removes what all trials read."""
     monkeypatch.chdir(tmp_path)
-    files.write_text(trial_copies.PROJECT / "data", "")
-    files.write_text(trial_copies.FOLDER / "trial" / slurm.JOB, "perennial-1")
+    monkeypatch.setattr(workcopy, "repair_cache", lambda _: False)
+    source = workcopy.FOLDER / "mine" / store.SOURCE
+    files.write_text(source / "data", "")
+    files.write_text(source.with_name("trial") / slurm.JOB, "perennial-1")
     (stand_in / "squeue").write_text("#!/bin/sh\nmkdir asked && echo perennial-1 7\n")
-    with refuses(("squeue", "failed")):  # Slurm does not answer the second time
-        trial_copies.drop_all()
-    assert (trial_copies.PROJECT / "data").exists()
+    with refuses(("squeue", "failed")), store.study_folder("mine", "mine"):  # Slurm does not answer the second time
+        pass
+    assert (source / "data").exists()
     (stand_in / "squeue").write_text("#!/bin/sh\n")
     slurm._queue_at.cache_clear()
-    trial_copies.drop_all()
-    assert not [*trial_copies.FOLDER.iterdir()]
+    with store.study_folder("mine", "mine"):
+        assert not source.exists()

@@ -76,8 +76,8 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(accuracy: float, is_
 
 
 def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) -> None:
-    """With its number of test images, and what became of the images that are used, by class. Of the same images in
-    another split, and without the earlier tables, nothing is said.
+    """With its number of test images, and what became of the images that are used, by class, and how many are in
+    another part. Of the same images in another split, and without the earlier tables, nothing is said.
     """
     old = put_split(tmp_path, ("a/1", "x", ""), ("a/2", "y", ""), ("b/1", "z", ""), ("b/2", "w", "empty"))
     new = put_split(tmp_path, ("a/1", "v", ""), ("b/1", "z", ""), ("b/2", "w", ""), ("b/3", "u", ""), ("c/1", "t", ""))
@@ -89,6 +89,9 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
     other = put_object(tmp_path, integrity.object_of(tmp_path, old).read_text().replace("test", "train"))
     for same in (before, Evaluation(other, "0" * 32), Evaluation("1" * 32, "0" * 32), None):
         assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
+    moved = put_object(tmp_path, integrity.object_of(tmp_path, new).read_text().replace("b/1,b,test", "b/1,b,train"))
+    *_, (_, note) = changes_since(before, Evaluation(moved, "0" * 32), tmp_path)
+    assert note.startswith("1 images of before are in another part now")
 
 
 def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

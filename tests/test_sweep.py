@@ -18,7 +18,7 @@ from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
 from pipeline.config import document, params
-from pipeline.studies import ranges, trial_copies
+from pipeline.studies import ranges, runner, store, workcopy
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
 from tests.helpers.projects import call, commit, create_project
@@ -35,6 +35,7 @@ EPOCHS = 15  # of the trials that are killed: so many that none has ended before
 SWEEP = ("sweep", "tried.yaml")
 COMMAND = (sys.executable, "-m", "pipeline", *SWEEP)
 OUTPUTS = ("metrics/sweep.csv", "reports/sweep.html")
+COPIES = workcopy.FOLDER / "sweep"
 
 
 # ---------------------------------------------------------------- refusals
@@ -54,7 +55,7 @@ def test_what_cannot_run_is_refused_before_any_trial(folder: Path) -> None:
     file = folder / "tried.yaml"
     with refuses(("--jobs", "pair")):
         sweep.sweep(file, 2)
-    with locks.hold(trial_copies.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
+    with locks.hold(COPIES, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
         sweep.sweep(file, 1)
     ends = {"train.lr": [0.1], "train.epochs": {"from": 1, "to": 10**12}}
     write_params(file, {"search": "tpe", "trials": 2, "params": ends})
@@ -65,13 +66,13 @@ def test_what_cannot_run_is_refused_before_any_trial(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_nothing_is_taken_over_before_a_sweep_has_ended() -> None:
     """Nor the best trial of another file of ranges with the same name."""
-    before = Path("params.yaml").read_bytes()
-    with refuses((trial_copies.FOLDER / "tried.json", "missing")):
-        sweep.apply(Path("tried.yaml"))
+    before, file = Path("params.yaml").read_bytes(), Path("tried.yaml")
+    with refuses((sweep.best_file(file), "missing")):
+        sweep.apply(file)
     content = {"ranges": "0" * 64, "trial": 1, "values": {"train.lr": 0.5}}
-    files.write_json(trial_copies.FOLDER / "tried.json", content)
+    files.write_json(sweep.best_file(file), content)
     with refuses(("tried.yaml", "differs")):
-        sweep.apply(Path("tried.yaml"))
+        sweep.apply(file)
     assert Path("params.yaml").read_bytes() == before
 
 
@@ -103,7 +104,7 @@ def finish_sweep(folder: Path, *words: str, failed: Sequence[str] = ()) -> str:
     done = call(folder, *COMMAND, *words)
     assert [row["trial"] for row in rows(folder) if row["state"]] == [*failed], done.stdout
     assert state(folder) == before
-    assert [path.name for path in (folder / trial_copies.FOLDER).glob("*/")] == [trial_copies.RESULTS.name]
+    assert not (folder / COPIES).exists()
     runs = {path.parent.name for path in folder.glob("runs/*/*checkpoint.pt")}
     assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-{row['experiment']}-" in run]
     return done.stdout
@@ -166,7 +167,7 @@ def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) ->
     training; test_folds.py kills a DVC. The second one is killed when some trials have finished: they do not run again.
     """
     folder, generator, epoch = project(tmp_path / "project", RANDOM, train__epochs=EPOCHS), random.Random(27), 0
-    copies = folder / trial_copies.FOLDER
+    copies = folder / COPIES
     for victim in (("pipeline", "train"), ()):
         studies.remove_logs(copies)
         running = studies.start(folder, *SWEEP, "--jobs", "2")
@@ -180,7 +181,7 @@ def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) ->
             wait(partial(studies.copies_at, copies, epoch), "no epoch")
             copy = generator.choice(studies.copies_at(copies, epoch))
             studies.kill(copy, *victim)
-            wait(lambda copy=copy: not copy.exists(), "the trial that failed is not noticed")  # type: ignore[misc]
+            wait(lambda: [*(folder / store.RESULTS).glob(f"*/{runner.LOG}")], "the trial that failed is not noticed")
             epoch += generator.randrange(1, 3)
             wait(partial(studies.copies_at, copies, epoch), "no epoch of another trial")
         else:
@@ -197,7 +198,7 @@ def test_a_sweep_killed_twice_gives_the_same(reference: Path, tmp_path: Path) ->
     for name in OUTPUTS:
         assert (folder / name).read_bytes() == (reference / name).read_bytes()
     commits = experiments(folder)
-    assert "3 of 3 trials have finished before" in finish_sweep(folder, "--jobs", "2")
+    assert "3 of 3 trainings have finished before" in finish_sweep(folder, "--jobs", "2")
     assert experiments(folder) == commits
 
 
@@ -209,7 +210,7 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     content = {"search": "grid", "params": {"train.lr": [1000.0, 0.01]}}
     folder = project(tmp_path / "project", content)
     before = state(folder)
-    running, copies = studies.start(folder, *SWEEP), folder / trial_copies.FOLDER
+    running, copies = studies.start(folder, *SWEEP), folder / COPIES
     wait_for(lambda: running.poll() is not None or studies.processes_in(copies), "no trial runs")
     for _ in range(2):
         running.send_signal(signal.SIGINT)

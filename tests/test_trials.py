@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,60 +11,28 @@ from pipeline.studies import trials
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.trials import TrialResult
 from pipeline.versioning import programs
-from tests.conftest import PROJECT, on_cpu, read_params
+from tests.conftest import on_cpu, read_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
-HASHES, CODE = {"data/split.csv": "a"}, {"pipeline/stages/train.py": "b"}
 
-
-@pytest.fixture(autouse=True)
-def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(PROJECT)  # dvc.yaml says which settings decide
-
-
-def digest(hashes: dict[str, str] = HASHES, code: dict[str, str] = CODE, **changes: Any) -> str:
-    """The identity of a training with these changes."""
-    config = params.parse(on_cpu(read_params(), **changes))
-    sweep = Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})
-    weights = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
-    return trials.digest(config, hashes | weights, code)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"hashes": {"data/split.csv": "c"}}, {"code": {}}]
-)
-def test_a_trial_whose_model_differs_is_another_one(changes: dict[str, Any]) -> None:
-    """Params, data or code: a finished trial is never taken for one of other images. Other settings change nothing."""
-    assert digest(**changes) != digest() == digest(run__workers=5, evaluate__onnx=False)
-
-
-def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their content, not their name alone. Those of params.yaml are read, too: they are tried. A missing file is
-    refused.
-    """
-    for name in ("dvc.yaml", "pipeline"):
-        (tmp_path / name).symlink_to(PROJECT / name)
+def test_the_users_own_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of params.yaml: they are tried. A missing file is refused."""
     monkeypatch.chdir(tmp_path)
-    lines: dict[str, Any] = {"train__weights": "mine.safetensors"}
-    with refuses(("train.weights", "missing")):
-        digest(**lines)
-    digests = []
-    for content in ("one", "two", "one"):
-        Path("mine.safetensors").write_text(content)
-        digests.append(digest(**lines))
-    assert digests[0] == digests[2] != digests[1]
-    Path("one.safetensors").write_text("1")
+    config = params.parse(on_cpu(read_params(), train__weights="mine.safetensors"))
     sweep = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
-    config = params.parse(on_cpu(read_params(), **lines))
+    Path("mine.safetensors").touch()
+    with refuses(("train.weights", "missing")):
+        trials.weights(config, sweep)
+    Path("one.safetensors").touch()
     assert trials.weights(config, sweep) == ["mine.safetensors", "one.safetensors"]
 
 
 def test_a_name_is_one_that_git_takes() -> None:
     """Of the name of the file of ranges letters and digits are left."""
-    assert re.fullmatch(r"my-sweep-+2-1-[0-9a-f]{8}", trials.name("my sweep: 学习 (2)", "1", digest()))
-    assert re.fullmatch(r"sweep-1-[0-9a-f]{8}", trials.name("学习", "1", digest()))
+    assert re.fullmatch(r"my-sweep-+2-1", trials.name("my sweep: 学习 (2)", "1"))
+    assert trials.name("学习", "1") == "sweep-1"
 
 
 def result_of(number: int, *accuracies: float) -> TrialResult:

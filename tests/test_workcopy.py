@@ -16,7 +16,7 @@ from tests.helpers.projects import call, commit, create_project
 def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also files that are not committed yet, and no removed ones. The user's photos are read where they are.
 
-    Compiled code is copied, so none is compiled again. A copy that is made again keeps its folder of runs alone.
+    Compiled code is copied, so none is compiled again. A copy that is made again has nothing of the old one.
     """
     project = create_project(tmp_path / "project")
     monkeypatch.chdir(project)
@@ -29,23 +29,26 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
         assert (folder / name).is_file()
     assert not any((folder / name).exists() for name in ("large.zip", ".git", "pipeline/commands/compare.py"))
     assert (folder / "data/inbox").resolve() == project / "data/inbox"
-    (folder / "runs").mkdir()
-    (folder / "runs/mine").touch()
     (folder / "stale").touch()
     workcopy.copy_project(folder, {"train.lr": 0.6})
-    assert (folder / "runs/mine").exists()
     assert not (folder / "stale").exists()
 
 
 def test_a_copy_of_a_copy_differs_in_its_params_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its links lead where those of the first copy lead. It is the work copy of a trial."""
+    """Its links lead where those of the first copy lead, or to what it reads there. It is that of a training."""
     monkeypatch.chdir(create_project(tmp_path / "project"))
     Path("data/inbox").mkdir(exist_ok=True)
     first, second = workcopy.FOLDER / "first", workcopy.FOLDER / "second"
     workcopy.copy_project(first, {})
-    assert workcopy.copy_again(first, second, {"train.lr": 0.5}).config.train.lr == 0.5
+    files.write_text(first / "data/packed/shard", "large")
+    files.write_text(second / "stale", "")
+    assert workcopy.copy_again(first, second, {"train.lr": 0.5}, ["data/packed"]).config.train.lr == 0.5
+    assert (second / "data/packed").is_symlink()
+    assert (second / "data/packed").samefile(first / "data/packed")
     assert (second / "data/inbox").is_symlink()
     assert (second / "data/inbox").samefile("data/inbox")
+    files.remove(first / "data/packed")
+    files.remove(second / "data/packed")
     names = [{path.relative_to(copy) for path in copy.rglob("*") if path.is_file()} for copy in (first, second)]
     assert names[0] == names[1]
     differing = [name for name in names[0] if not filecmp.cmp(first / name, second / name)]
@@ -74,8 +77,8 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     workcopy.copy_commit(Path("two"), "HEAD", {}, user_folders=())
     assert (project / "two/pipeline/new.py").is_file()
     assert not (project / "two/data/inbox").is_symlink()
-    workcopy.clear(Path("one"), ())
-    workcopy.clear(Path("two"), ())
+    files.remove(Path("one"))
+    files.remove(Path("two"))
     assert call(project, "git", "status", "--porcelain").stdout == status
     for unknown in ("nothing", "--index-output=written"):
         with pytest.raises(UserError):
@@ -123,12 +126,3 @@ def test_a_snapshot_keeps_what_a_stage_replaces(tmp_path: Path, monkeypatch: pyt
     files.write_text(Path("split.csv"), "new")
     assert [Path("kept", name).read_text() for name in hashes] == ["old", "old"]
     assert {str(entry[0]) for entry in hashes.values()} == {files.md5(Path("kept/split.csv"))}
-
-
-def test_what_is_behind_a_link_is_no_work_copy(tmp_path: Path) -> None:
-    """The link goes, the files stay."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/photo.jpg").touch()
-    (tmp_path / "copy").symlink_to(tmp_path / "own")
-    workcopy.clear(tmp_path / "copy", keep=())
-    assert [path.name for path in tmp_path.rglob("*")] == ["own", "photo.jpg"]

@@ -3,11 +3,11 @@
     python -m benchmarks ceiling --device cuda
     python -m benchmarks ceiling --device cuda --rows "resnet50 256 bf16 graphs"    other cases, another report
 
-1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
-the other. `host_ms` is the time of the host for one step: from an idle device until all its work is issued. On a GPU,
-two processes that take turns also measure the cost of `train.deterministic: true`; with --rows, those whose names end
-with `not deterministic`. `of_bound`: the least time of the step (`harness/bound.py`) over the time of ours. The last
-rows are those of `planning`, on this machine.
+1.00 means that the loader delays nothing; it says nothing about the step itself. Both streams feed the same model and
+take turns, in one order and in the other. `host_ms` is the time of the host for one step: from an idle device until all
+its work is issued. On a GPU, two processes that take turns also measure the cost of `train.deterministic: true`; with
+--rows, those whose names end with `not deterministic`. `of_bound`: the least time of the step (`harness/bound.py`) over
+the time of ours. The last rows are those of `planning`, on this machine.
 """
 
 import gc

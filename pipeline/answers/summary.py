@@ -1,7 +1,7 @@
 """The summary after the last stage: the test metrics, the files and pages with more, and the next commands."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from pipeline.evaluation.figures import EvalFigures
 from pipeline.versioning import dvc_lock, integrity
 
 Rows = Sequence[tuple[str, str]]  # name and text
+Images = Mapping[str, Mapping[str, str]]  # path → the row of split.csv, for each image that is not excluded
+IDENTITY = ("class", "pixels")  # what makes an image another one
+PARTS = "the accuracies are of other test images; perennial compare HEAD workspace tests on those of both"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def question(committed: Evaluation | None, after: Evaluation | None) -> Rows:
 
 
 def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
-    """The accuracy of an earlier evaluation, and which images were added, removed or changed since then.
+    """The accuracy of an earlier evaluation, which images were added, removed or changed since then, and which moved.
 
     Empty if no image was, or if `cache`, which is DVC's, lacks a table of the evaluations.
     """
@@ -59,31 +62,29 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     objects = [integrity.object_of(cache, md5) for md5 in (before.split, before.predictions, after.split)]
     if not all(path.is_file() for path in objects):
         return []
-    old, new = _used_images(objects[0]), _used_images(objects[2])
+    old, new = ({row["path"]: row for row in split_table.kept_rows(table)} for table in (objects[0], objects[2]))
     if not (changes := ", ".join(_changes(old, new))):
         return []
+    moved = sum(old[path]["split"] != new[path]["split"] for path in old.keys() & new.keys())
     answers = files.read_csv(objects[1])
     right, total = sum(row["label"] == row["prediction"] for row in answers), len(answers)
     low, high = metrics.wilson(right, total)
     return [
         ("test accuracy before", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
         ("used images since then", changes),
+        *([("note", f"{moved:,} images of before are in another part now: {PARTS}")] if moved else []),
     ]
 
 
-def _used_images(table: Path) -> dict[str, tuple[str, str]]:
-    """Path → class and hash of the pixels, for each image that is not excluded."""
-    return {row["path"]: (row["class"], row["pixels"]) for row in split_table.kept_rows(table)}
-
-
-def _changes(old: dict[str, tuple[str, str]], new: dict[str, tuple[str, str]]) -> Iterator[str]:
+def _changes(old: Images, new: Images) -> Iterator[str]:
     """The number of images that were added, removed or changed, in total and for each class."""
+    both = new.keys() & old.keys()
     for word, paths, table in (
         ("added", new.keys() - old.keys(), new),
         ("removed", old.keys() - new.keys(), old),
-        ("changed", {path for path in new.keys() & old.keys() if new[path] != old[path]}, new),
+        ("changed", {path for path in both if any(new[path][key] != old[path][key] for key in IDENTITY)}, new),
     ):
-        if counts := Counter(table[path][0] for path in sorted(paths)):
+        if counts := Counter(table[path]["class"] for path in sorted(paths)):
             class_counts = in_words([f"{visible(label)} {images:,}" for label, images in counts.most_common()])
             yield f"{len(paths):,} {word} ({class_counts})"
 
@@ -114,10 +115,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
         *earlier,
         *([("note", few)] if few else []),
         *([("note", constant)] if constant else []),
-        ("balanced accuracy", f"{eval_figures.balanced_accuracy:.4f}"),
-        ("macro F1", f"{eval_figures.macro_f1:.4f}"),
-        ("negative log-likelihood", f"{eval_figures.nll:.4f}"),
-        ("calibration error", f"{eval_figures.ece:.4f}"),
+        *metrics.titled(eval_figures, 4),
         ("", ""),
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import schema
-from pipeline.studies.workcopy import WorkCopy
+from pipeline.config.params import Paths
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
 
 
-def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], copy: WorkCopy) -> list[str]:
-    """Print the hash of each output of the stages in dvc.lock and in the rerun, and what else differs in the copy.
+def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], folder: Path) -> list[str]:
+    """Print the hash of each output of the stages in dvc.lock and in the rerun, and what else differs in its folder.
 
     Returns the paths of the outputs whose hashes differ.
     """
@@ -25,8 +25,8 @@ def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], co
         actual = hashes.get(path, "none")
         print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
     differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
-    print_tensor_differences(differing, copy.folder)
-    print_provenance(Path(copy.config.paths.runs), copy.folder / copy.config.paths.runs)
+    print_tensor_differences(differing, folder)
+    print_provenance(Path(Paths.runs), folder / Paths.runs)
     return differing
 
 

@@ -1,44 +1,31 @@
 """Trains the committed params with several seeds on this machine, and records or compares their test accuracies.
 
-Each seed has a work copy of the commit in FOLDER. The result of a finished seed stays there, with the hashes of its
-outputs. A training that was interrupted continues from its checkpoint. Both belong to the code, params, data, versions
-and hardware that made them, by a digest. With `--on slurm` any node of the cluster counts as the same hardware.
+A result belongs to the code, params, data, versions and hardware that made it, by its digest. With `--on slurm` any
+node of the cluster counts as the same hardware.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.attest import comparison, folder, repetition, seeds
 from pipeline.attest.seeds import STAGES
-from pipeline.base import errors, files, locks, schema
+from pipeline.base import errors
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Paths
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.running import checkpoint, provenance, rendezvous, runs
-from pipeline.studies import pooling, runner, slurm, workcopy
-from pipeline.studies.runner import Job, Slot
-from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import dvc_lock, identity, integrity
-from pipeline.versioning.dvc_lock import Hashes, StageHashes
+from pipeline.running import provenance, rendezvous
+from pipeline.studies import pooling, runner, slurm, store
+from pipeline.studies.runner import Slot
+from pipeline.studies.store import Result, Study, Training
+from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning.dvc_lock import StageHashes
 
-FOLDER = workcopy.FOLDER / "seeds"
-RESULT = "result.json"  # in the work copy of a seed
+MODEL = f"{Paths.models}/model.safetensors"
 REMEDY = "dvc pull brings it, perennial repro prepare weights makes it again"
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a seed: its test accuracy, and the hash of every output."""
-
-    __pydantic_config__ = schema.STRICT
-
-    accuracy: float
-    outs: Hashes
 
 
 @dataclass(frozen=True)
@@ -60,9 +47,9 @@ def eval_file(config: Params) -> str:
     return str(figures.path(config.paths.metrics, EvalFigures))
 
 
-def accuracy(config: Params, top: Path) -> float:
-    """The test accuracy in the eval.json of a project's folder."""
-    return figures.read(top / config.paths.metrics, EvalFigures).accuracy
+def accuracy(folder: Path) -> float:
+    """The test accuracy in the eval.json of a folder in the layout of the project."""
+    return figures.read(folder / Paths.metrics, EvalFigures).accuracy
 
 
 def read_reference(on: str) -> Reference:
@@ -72,7 +59,7 @@ def read_reference(on: str) -> Reference:
         if name not in stage_hashes:
             value, remedy = f"no stage {name}, so it has no accuracy", "perennial repro, then commit"
             raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
-    return Reference(config, stage_hashes, accuracy(config, Path()), on)
+    return Reference(config, stage_hashes, accuracy(Path()), on)
 
 
 def check(reference: Reference) -> None:
@@ -95,69 +82,39 @@ def check(reference: Reference) -> None:
     errors.raise_if_any(runner.faults(config, runner.machine_of(reference.on)))
 
 
-def results_folder(reference: Reference) -> Path:
-    """The folder for the results of this code, these params and these data on this machine, or on a cluster."""
-    config = reference.config
-    # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
-    hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
-    parts = identity.parts(
-        config,
-        STAGES,
-        seeds.inputs(reference.stage_hashes),
-        identity.code(STAGES),
-        seeds.VARIED,
-        versions=provenance.versions(),
-        hardware=hardware,
-    )
-    return FOLDER / identity.digest(parts)[:16]
-
-
 def hardware_here(config: Params) -> dict[str, Any]:
     """What of this machine's hardware decides bits."""
     world = rendezvous.world_of({}, config.train.device)
     return provenance.hardware(world, config.train.threads, config.train.arithmetic)
 
 
-def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
-    """Seed → its result. The seeds that have none yet are trained, one in each slot at a time.
+def make_study(reference: Reference, folder: Path, slots: Sequence[Slot], *outputs: str) -> Study:
+    """The study of the seeds. Its source is a work copy of the commit, without inputs.
 
-    Each is trained and tested in a work copy, with the inputs of the first one. Raises UserError if a stage fails.
+    `folder`: that of the study. `outputs`: what a result has besides eval.json.
     """
-    config, top = reference.config, results_folder(reference)
-    missing = [seed for seed in numbers if not (top / str(seed) / RESULT).is_file()]
+    config = reference.config
+    # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
+    hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
+    source = repetition.make_copy(folder / store.SOURCE, config, {})
+    return store.make_study(
+        "verify", source, slots, STAGES, (eval_file(config), *outputs), (*repetition.BY_FORCE, "--single-item"),
+        versions=provenance.versions(), hardware=hardware,
+    )  # fmt: skip
+
+
+def results_of(study: Study, reference: Reference, numbers: Sequence[int]) -> dict[int, Result]:
+    """Seed → its result. The seeds that have none yet are trained and tested. Raises UserError if a stage fails."""
+    trainings = [Training(f"seed{seed}", {"train.seed": seed}, f"seed {seed}") for seed in numbers]
+    missing = [seed for seed, training in zip(numbers, trainings, strict=True) if not study.hashes(training)]
     if missing:
-        workcopy.wait_for_workers(top)  # all read the inputs of the first copy, which is made anew
-        print(f"verify: training seeds: {', '.join(map(str, missing))}; work copies in {top}/", flush=True)
-        keep = names_to_keep(config)
-        copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in missing]
-        workcopy.share(repetition.bring_inputs(copies[0], reference.stage_hashes, STAGES), copies)
-        jobs = [repetition.job(f"seed {copy.folder.name}", copy, STAGES, "--single-item") for copy in copies]
-        runner.run_or_raise(jobs, slots, "verify", partial(write_result, config))
-    paths = {seed: top / str(seed) / RESULT for seed in numbers}
-    results = {seed: schema.json_of(path, Result, f"remove it: rm {path}") for seed, path in paths.items()}
+        print(f"verify: training seeds: {', '.join(map(str, missing))}; in {study.source.folder.parent}/", flush=True)
+        repetition.bring_inputs(study.source, reference.stage_hashes, STAGES)
+    results = dict(zip(numbers, store.results(study, trainings), strict=True))
     for seed, result in results.items():
         before = "" if seed in missing else "; trained before"
-        print(f"verify: seed {seed}: test accuracy {result.accuracy:.4f}{before}", flush=True)
+        print(f"verify: seed {seed}: test accuracy {accuracy(result.folder):.4f}{before}", flush=True)
     return results
-
-
-def write_result(config: Params, job: Job) -> None:
-    """Write the result of a seed into its work copy, and remove its checkpoints."""
-    outs = dvc_lock.outputs(dvc_lock.read(job.folder / dvc_lock.LOCK), STAGES)
-    files.write_json(job.folder / RESULT, {"accuracy": accuracy(config, job.folder), "outs": outs})
-    for run in (job.folder / config.paths.runs).glob("*/"):
-        checkpoint.remove(run / runs.CHECKPOINT)
-
-
-def names_to_keep(config: Params) -> set[str]:
-    """The names of what stays in the work copy of a seed: its result, and its runs."""
-    return {RESULT, Path(config.paths.runs).parts[0]}
-
-
-def clear_copies(reference: Reference) -> None:
-    """Remove everything else from the work copies."""
-    for copy in results_folder(reference).glob("[0-9]*"):
-        workcopy.clear(copy, names_to_keep(reference.config))
 
 
 def record(count: int, jobs: int, on: str) -> int:
@@ -171,10 +128,9 @@ def record(count: int, jobs: int, on: str) -> int:
     errors.raise_if_any(folder.commit_differences(reference.stage_hashes, eval_file(config)))
     check(reference)
     first, *others = reference.seeds(count)
-    with locks.hold(results_folder(reference), "trains these seeds"):
-        results = results_of(reference, others, slots)
-        clear_copies(reference)
-    accuracies = {first: reference.accuracy} | {seed: result.accuracy for seed, result in results.items()}
+    with store.study_folder("seeds", "verify") as copies:
+        results = results_of(make_study(reference, copies, slots), reference, others)
+    accuracies = {first: reference.accuracy} | {seed: accuracy(result.folder) for seed, result in results.items()}
     file = seeds.path(config)
     seeds.write(file, config, reference.stage_hashes, accuracies)
     sample = pooling.spread([*accuracies.values()])
@@ -199,18 +155,18 @@ def compare(count: int | None, jobs: int, on: str) -> int:
     errors.raise_if_any(folder.commit_differences(stage_hashes, eval_file(config), str(seeds.path(config))))
     recorded_seeds = seeds.read(config, stage_hashes, reference.accuracy).seeds
     check(reference)
-    (first, *others), top = reference.seeds(count or len(recorded_seeds)), results_folder(reference)
-    with locks.hold(top, "trains these seeds"):
-        results = results_of(reference, [first], runner.slots(config, 1, on))
-        differing = comparison.compare(stage_hashes, results[first].outs, STAGES, WorkCopy(top / str(first), config))
+    first, *others = reference.seeds(count or len(recorded_seeds))
+    with store.study_folder("seeds", "verify") as copies:
+        study = make_study(reference, copies, runner.slots(config, 1, on), MODEL)
+        results = results_of(study, reference, [first])
+        differing = comparison.compare(stage_hashes, results[first].hashes, STAGES, results[first].folder)
         if differing:
-            results |= results_of(reference, others, slots)
-        clear_copies(reference)
+            results |= results_of(replace(study, slots=slots, outputs=study.outputs[:1]), reference, others)
     if not differing:
         print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
         return 0
     is_lower, sentence = seeds.t_test(
-        pooling.spread([result.accuracy for result in results.values()]),
+        pooling.spread([accuracy(result.folder) for result in results.values()]),
         pooling.spread([seed.accuracy for seed in recorded_seeds]),
     )
     print(f"\nverify: {sentence}")

@@ -50,15 +50,15 @@ def user_files(config: Params) -> list[str]:
     return programs.output("git", "ls-files", "-z", "--", *patterns).split("\0")[:-1]
 
 
-def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:
-    """Make the folder a work copy of the commit, with other params, and without inputs. `keep`: as for work copies.
+def make_copy(folder: Path, config: Params, values: Mapping[str, Any]) -> WorkCopy:
+    """Make the folder a work copy of the commit, with other params, and without inputs.
 
     Archives, and photos in no commit (data.source: folder), are read where they are.
     """
     photos = config.data.source == "folder" and "download" in unversioned(config)
     # Else a repeated training would begin at the end of the claimed one, and remove its copies.
     values = {**values, checkpoint_copy.KEY: checkpoint_copy.NONE}
-    return workcopy.copy_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
+    return workcopy.copy_commit(folder, "HEAD", values, ("archives", "inbox") if photos else ("archives",))
 
 
 def bring_inputs(copy: WorkCopy, stage_hashes: StageHashes, stages: Collection[str]) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.studies.pooling import Spread
-from pipeline.versioning import dvc_lock, identity
+from pipeline.versioning import identity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
@@ -92,17 +92,10 @@ def decisive(config: Params) -> dict[str, Any]:
     return identity.settings(config, STAGES, VARIED)
 
 
-def inputs(stage_hashes: StageHashes) -> Hashes:
-    """The hashes of the data that training and evaluation read: what other stages wrote."""
-    deps = {path for name in STAGES for path in stage_hashes[name]["deps"]}
-    outs = dvc_lock.outputs(stage_hashes, [name for name in stage_hashes if name not in STAGES])
-    return {path: md5 for path, md5 in outs.items() if path in deps}
-
-
 def write(file: Path, config: Params, stage_hashes: StageHashes, accuracies: dict[int, float]) -> None:
     """Write the file: seed → test accuracy, and what they belong to."""
     rows = [{"seed": seed, "accuracy": accuracy} for seed, accuracy in accuracies.items()]
-    files.write_json(file, {"inputs": inputs(stage_hashes), "params": decisive(config), "seeds": rows})
+    files.write_json(file, {"inputs": identity.inputs(stage_hashes, STAGES), "params": decisive(config), "seeds": rows})
 
 
 def read(config: Params, stage_hashes: StageHashes, accuracy: float) -> SeedsFile:
@@ -120,7 +113,7 @@ def read(config: Params, stage_hashes: StageHashes, accuracy: float) -> SeedsFil
         Fault(f"{file}: {key}", repr(old.get(key)), "differs", f"now {new.get(key)!r}", remedy=f"{why}; {remedy}")
         for old, new in (
             (decisive(Params()) | content.params, decisive(config)),
-            (content.inputs, inputs(stage_hashes)),
+            (content.inputs, identity.inputs(stage_hashes, STAGES)),
         )
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)

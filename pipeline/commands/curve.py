@@ -12,15 +12,13 @@ from argparse import Namespace
 
 from pipeline.base import errors
 from pipeline.config import params
-from pipeline.studies import learning_curve, runner, workcopy
-from pipeline.studies.study import Runs
+from pipeline.studies import learning_curve, runner, store
 
 
 def main(arguments: Namespace) -> int:
     runner.stop_on_signals("what has ended is kept: run again to go on")
     config = params.load()
     errors.raise_if_any(runner.faults(config, runner.machine_of(arguments.on)))
-    with workcopy.study_folder("curve", "curve") as folder:
-        slots = runner.slots(config, arguments.jobs, arguments.on)
-        learning_curve.run(config, arguments.folds, Runs("curve", folder, slots))
+    with store.study_folder("curve", "curve") as folder:
+        learning_curve.run(config, arguments.folds, folder, runner.slots(config, arguments.jobs, arguments.on))
     return 0

@@ -11,10 +11,10 @@ with split.fold from 0 to N - 1: each image is a test image once. --seeds K repe
 --leave-out-classes asks what a model says of something that it never saw: of the class that its training left out. How
 many of these images are none of the classes, and how many images of known classes are accepted?
 
-Each run is in a work copy of the project (.dvc/tmp/reruns/folds/), with the project's DVC cache. A finished stage is
-restored from the run cache, and an interrupted training goes on from its checkpoint: if this command is killed, run it
-again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html;
-with --leave-out-classes metrics/unknown/ and reports/unknown.html.
+Each run is in a work copy of the project (.dvc/tmp/reruns/folds/), with the project's DVC cache. Finished trainings are
+not run again, and an interrupted one goes on from its checkpoint: if this command is killed, run it again. Your folder,
+with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html; with
+--leave-out-classes metrics/unknown/ and reports/unknown.html.
 """
 
 import math
@@ -27,14 +27,16 @@ from pipeline.base import errors
 from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config import params
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Paths
 from pipeline.data import corrections
+from pipeline.evaluation import acceptance
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
-from pipeline.studies import answers, record, runner, unknown, workcopy
+from pipeline.studies import answers, record, runner, store, study, unknown
 from pipeline.studies.record import Record
 from pipeline.studies.runner import Slot
-from pipeline.studies.study import MOST_FOLDS, Runs
+from pipeline.studies.store import Training
+from pipeline.studies.study import MOST_FOLDS
 
 FOLDS, MOST_SEEDS = 5, 100
 
@@ -51,6 +53,14 @@ class Plan:
     def changes(self, seed: int, fold: int) -> dict[str, Any]:
         """The params of one training that are not those of this folder."""
         return {**self.values, "split.folds": self.folds, "split.fold": fold, "train.seed": seed}
+
+    def trainings(self) -> dict[tuple[int, int], Training]:
+        """(seed, fold) → its training."""
+        return {
+            (seed, fold): Training(f"fold{fold}-seed{seed}", self.changes(seed, fold), f"seed {seed}, fold {fold}")
+            for seed in self.seeds
+            for fold in range(self.folds)
+        }
 
 
 def refuse_options(folds: int | None, seeds: int | None, reason: str) -> None:
@@ -138,25 +148,21 @@ def folds(arguments: Namespace) -> int:
     plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe, arguments.on)
     is_local = config.data.source != "archive"  # else paths.images may have images of another source
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
-    with workcopy.study_folder("folds", "folds") as folder:
+    with store.study_folder("folds", "folds") as folder:
         if is_local:
             announce(config, survey.survey(config), plan)
-        commit, runs = record.commit(), Runs("folds", folder, plan.slots)
-        print(f"folds: {plan.folds}, seeds: {len(plan.seeds)}; work copies in {folder}/", flush=True)
-        copies = {
-            (seed, fold): runs.copy(f"seed{seed}-fold{fold}", plan.changes(seed, fold))
-            for seed in plan.seeds
-            for fold in range(plan.folds)
-        }
-        first = [copies[plan.seeds[0], fold] for fold in range(plan.folds)]
-        runs.bring_images(copies.values())
+        commit = record.commit()
+        outputs = (study.PREDICTIONS, f"{Paths.models}/{acceptance.FILE}")
+        runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         if not is_local:
-            images = first[0].folder / config.paths.images
+            images = runs.source.folder / Paths.images
             announce(config, survey.survey_folder(images, corrections.read()), plan)
-        runs.split({f"fold {fold}": copy for fold, copy in enumerate(first)})
-        answers.check(first)
-        runs.train({f"seed {seed}, fold {fold}": copy for (seed, fold), copy in copies.items()})
-        result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}", commit)
+        trainings = plan.trainings()
+        first = [training for (seed, _), training in trainings.items() if seed == plan.seeds[0]]
+        answers.check(store.splits(runs, first))
+        results = dict(zip(trainings, store.results(runs, [*trainings.values()]), strict=True))
+        repeat_it = f"perennial folds {repeat}"
+        result = answers.write(config, runs.source, results, answers.read(results), repeat_it, commit)
         return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 
 
@@ -165,8 +171,8 @@ def leave_out_classes(arguments: Namespace) -> int:
     refuse_options(arguments.folds, arguments.seeds, "--leave-out-classes has a training per class")
     config = params.load()
     errors.raise_if_any(runner.faults(config, runner.machine_of(arguments.on)))
-    with workcopy.study_folder("unknown", "folds") as folder:
-        unknown.run(Runs("folds", folder, runner.slots(config, arguments.jobs, arguments.on)))
+    with store.study_folder("unknown", "folds") as folder:
+        unknown.run(folder, runner.slots(config, arguments.jobs, arguments.on))
     return 0
 
 

@@ -101,7 +101,7 @@ def plan(as_json: bool) -> int:
         return 0
     print(*lines(forecasts), "", total(forecasts), sep="\n")
     if refused:
-        print("\nparams.yaml is refused here, so a stage that has to run would not start:", *refused, sep="\n")
+        print("\nA stage that has to run would be refused here:", *refused, sep="\n")
     return 0
 
 

@@ -153,7 +153,7 @@ def offer(now: Situation) -> None:
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")
-    print("preset   model                 epochs right  a run takes here")
+    print("preset   model                 epochs right  a run takes here", flush=True)
     for name in NAMES:
         new = values(name, now)
         epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]

@@ -11,33 +11,36 @@ again, and an interrupted one goes on from its checkpoint: if this command is st
 
 import math
 import shlex
+import shutil
 import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import chdir, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, locks, schema
+from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config import document, params
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
-from pipeline.studies import ranges, runner, search, sweep_page, trial_copies, trials, workcopy
+from pipeline.studies import ranges, runner, search, store, sweep_page, trials, workcopy
 from pipeline.studies.ranges import Sweep, Trial
-from pipeline.studies.runner import Job, Outcome, Slot
+from pipeline.studies.runner import Slot
+from pipeline.studies.store import Study, Training
 from pipeline.studies.trials import TrialResult
-from pipeline.versioning import children, dvc_lock, identity, programs
+from pipeline.studies.workcopy import WorkCopy
+from pipeline.versioning import children, dvc_lock, integrity, programs
 
 TRAIN = "weights", "features", "train"  # the stages of a trial
 TEST = *TRAIN, "evaluate"  # of the best one
+DATA = ("download", "split", "prepare")  # what all trials read
+TRAIN_FILE, EVAL_FILE = (str(figures.path(Paths.metrics, kind)) for kind in (TrainFigures, EvalFigures))
 
 
 @dataclass(frozen=True)
@@ -52,32 +55,52 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Study:
-    """A sweep that runs: its settings, the hashes of its data and code, and what each trial may use."""
+class Runs:
+    """A sweep that runs: its settings, and the study of its trials."""
 
     sweep: Sweep
     config: Params
     present: Mapping[str, Any]  # the values that params.yaml has
-    hashes: Mapping[str, str]  # of what trials read
-    code: Mapping[str, str]  # hashes of the code of a training
-    slots: Sequence[Slot]
+    study: Study
 
-    def result(self, trial: Trial, word: str = "") -> TrialResult:
-        """The result of a trial: without figures, if it has not finished. `word` stands for its number in the name."""
-        digest = trials.digest(params.with_values(self.config, trial.values), self.hashes, self.code)
+    def training(self, trial: Trial) -> Training:
+        """The training of a trial; in training it reads no test image."""
         number = f"{trial.number:0{len(str(self.sweep.trials))}}"
-        folder = trial_copies.RESULTS / digest
-        metrics, remedy = folder / self.config.paths.metrics, f"rm -r {folder}, then run again"
-        figures_of_trial = (figures.read(metrics, TrainFigures, remedy),) if metrics.is_dir() else ()
-        return TrialResult(trial, trials.name(self.sweep.name, word or number, digest), figures_of_trial, folder)
+        title = f"trial {trial.number} of {self.sweep.trials} ({trials.describe(trial.values)})"
+        return Training(trials.name(self.sweep.name, number), trial.values, title)
+
+    def result(self, trial: Trial) -> TrialResult:
+        """The result of a trial: without figures, if it has not finished."""
+        training = self.training(trial)
+        folder, has_result = self.study.result(training), bool(self.study.hashes(training))
+        figures_of_trial = (figures.read(folder / Paths.metrics, TrainFigures),) if has_result else ()
+        return TrialResult(trial, self.study.experiment(training), figures_of_trial, folder)
 
 
-def job_of(result: TrialResult, title: str, stages: tuple[str, ...] = TRAIN) -> Job:
-    """The job that runs a trial; in training it reads no test image. `title`: for messages."""
-    copy = trial_copies.FOLDER / result.experiment
-    environ = {"DVC_EXP_NAME": result.experiment}  # in the name of the folder in runs/, as for experiments of DVC
-    prepare = partial(workcopy.copy_again, trial_copies.PROJECT, copy, result.trial.values)
-    return Job(title, copy, stages, environ=environ, prepare=prepare)
+def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkCopy:
+    """A work copy of the project, which those of the trials are copies of: no later edit is in one of them.
+
+    Its prepared data are a snapshot. The user's own weights are links.
+    """
+    source = workcopy.copy_project(folder / store.SOURCE, {})
+    if source.config != config:
+        raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
+    stages = document.read(dvc_lock.LOCK)["stages"]
+    shutil.copyfile(dvc_lock.LOCK, source.folder / dvc_lock.LOCK)
+    document.rewrite(source.folder / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
+    files.remove(source.folder / Paths.metrics)  # figures of another model
+    memory = integrity.load_memory() | workcopy.snapshot((Paths.packed, Paths.kept, Paths.split), source.folder)
+    files.write_json(source.folder / integrity.MEMORY, memory)  # so no trial reads the images once more
+    for name in weights:
+        if not (source.folder / name).exists():
+            files.link(source.folder / name, Path(name))
+    return source
+
+
+def study_of(source: WorkCopy, slots: Sequence[Slot], stages: tuple[str, ...], *outputs: str, **others: Any) -> Study:
+    """A study of trials, see store.make_study. TensorBoard shows its runs while they run: they are in runs/."""
+    study = store.make_study("sweep", source, slots, stages, outputs, **others)
+    return replace(study, runs=Path(Paths.runs))
 
 
 def say(sentence: str) -> None:
@@ -93,7 +116,7 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
     first = search.present_values(plan, config)
     plan = replace(plan, trials=len(search.plan(plan, first)) or plan.trials)
     slots = slots_of_trials(plan, config, jobs, on)
-    with locks.hold(trial_copies.FOLDER, "runs a sweep"):
+    with store.study_folder("sweep", "sweep") as folder:
         trials_in_words = f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search})"
         say(f"{trials_in_words}; first the data: perennial repro prepare")
         files.remove(best_file(path))
@@ -102,19 +125,17 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
             value = "the data could not be made ready"
             raise UserError(Fault("perennial repro prepare", value, "failed", remedy="see above"))
         weights = trials.weights(config, plan)
-        trial_copies.create_source(config, weights)
-        with chdir(trial_copies.PROJECT):
-            hashes, code = trials.hashes(config, weights), identity.code(identity.TRAIN)
-        study = Study(plan, config, first, hashes, code, slots)
-        best_first = trials.sort_by_rank(search_by_results(study) if plan.search == "tpe" else run_plan(study))
+        own = {path: files.sha256(Path(path)) for path in weights}
+        source = create_source(folder, config, weights)
+        runs = Runs(plan, config, first, study_of(source, slots, TRAIN, TRAIN_FILE, weights=own))
+        best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
         print(f"\n{trials.text_table(best_first)}\n", flush=True)
         if not best_first[0].figures:
             log = best_first[0].folder / runner.LOG
             raise UserError(Fault(str(table), "no trial has a result", "failed", remedy=f"see why: {log}; run again"))
-        conclude(study, best_first, test_best(study, best_first[0].trial), path)
-        trial_copies.drop_all()
+        conclude(runs, best_first, test_best(runs, best_first[0].trial), path)
     return 0
 
 
@@ -128,60 +149,59 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> lis
     return runner.slots(config, jobs, on)
 
 
-def run_plan(study: Study) -> list[TrialResult]:
+def run_plan(runs: Runs) -> list[TrialResult]:
     """Run the trials of a grid or a random search. Returns the result of each."""
-    plan = search.plan(study.sweep, study.present)
-    remaining = [trial for trial in plan if not study.result(trial).figures]
-    say(f"{len(plan) - len(remaining)} of {len(plan)} trials have finished before")
-    announce(study, [params.with_values(study.config, trial.values).train.epochs for trial in remaining])
-    return run(study, plan)
+    plan = search.plan(runs.sweep, runs.present)
+    remaining = [trial for trial in plan if not runs.result(trial).figures]
+    announce(runs, [params.with_values(runs.config, trial.values).train.epochs for trial in remaining])
+    return run(runs, plan)
 
 
-def search_by_results(study: Study) -> list[TrialResult]:
+def search_by_results(runs: Runs) -> list[TrialResult]:
     """Run trials one after another, each with values that follow from the results before it. Returns all results."""
     results, is_announced = list[TrialResult](), False
-    for number in range(1, study.sweep.trials + 1):
+    for number in range(1, runs.sweep.trials + 1):
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
-        trial = search.tpe(study.sweep, study.present, number, accuracies)
-        trials.check(study.config, [trial.values], None if study.slots[0].sbatch else machine.read())
-        if not (is_announced or study.result(trial).figures):
-            announce(study, [study.config.train.epochs] * (study.sweep.trials - number + 1))
+        trial = search.tpe(runs.sweep, runs.present, number, accuracies)
+        trials.check(runs.config, [trial.values], None if runs.study.slots[0].sbatch else machine.read())
+        if not (is_announced or runs.result(trial).figures):
+            announce(runs, [runs.config.train.epochs] * (runs.sweep.trials - number + 1))
             is_announced = True
-        results += run(study, [trial])
+        results += run(runs, [trial])
     return results
 
 
-def run(study: Study, plan: Sequence[Trial]) -> list[TrialResult]:
-    """Run those of these trials that have no result. Returns the result of each."""
+def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
+    """Run those of these trials that have no result. Returns the result of each. A trial that fails ends no other."""
     names = {ref.rpartition("/")[2] for ref in programs.output("git", "for-each-ref", "refs/exps").splitlines()}
-    jobs, by_folder = list[Job](), dict[Path, TrialResult]()
-    for result in map(study.result, plan):
-        if not result.figures:
-            title = f"trial {result.trial.number} of {study.sweep.trials} ({trials.describe(result.trial.values)})"
-            jobs.append(job_of(result, title))
-            by_folder[jobs[-1].folder] = result
-        elif result.experiment not in names:
-            publish(study, result)
-    with closing(runner.run_all(jobs, study.slots, "sweep")) as outcomes:
-        for outcome in outcomes:
-            save_result(study, by_folder[outcome.job.folder], outcome)
-    return list(map(study.result, plan))
+    for result in map(runs.result, plan):
+        if result.figures and result.experiment not in names:
+            trials.publish(result.experiment, result.folder, runs.config)
+    by_training = {runs.training(trial).name: trial for trial in plan}
+    for end in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        trial = by_training[end.training.name]
+        for failure in end.failures:
+            log = end.result / runner.LOG
+            say(f"trial {trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
+        if not end.failures:
+            trials.publish(runs.study.experiment(end.training), end.result, runs.config)
+    return list(map(runs.result, plan))
 
 
-def announce(study: Study, epochs: Sequence[int]) -> None:
+def announce(runs: Runs, epochs: Sequence[int]) -> None:
     """Print how long trials with so many epochs take, from a few training steps with the present settings."""
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
-    if not epochs or study.slots[0].sbatch:  # nobody knows yet how fast the nodes are
+    if not epochs or runs.study.slots[0].sbatch:  # nobody knows yet how fast the nodes are
         return
-    rows = image_rows(study.config)
-    with runner.cores_of(study.slots[0]):
-        parts = estimate.measure_parts(study.config, Survey("", len(rows), figures.image_counts(rows)))
+    rows = image_rows(runs.config)
+    with runner.cores_of(runs.study.slots[0]):
+        parts = estimate.measure_parts(runs.config, Survey("", len(rows), figures.image_counts(rows)))
     if parts:
         training, *others = (part.seconds for part in parts)
-        mean = training * statistics.mean(epochs) / study.config.train.epochs + sum(others)
-        at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
-        seconds = mean * math.ceil(len(epochs) / len(study.slots))
+        mean = training * statistics.mean(epochs) / runs.config.train.epochs + sum(others)
+        at_once = f", {len(runs.study.slots)} at a time" if len(runs.study.slots) > 1 else ""
+        seconds = mean * math.ceil(len(epochs) / len(runs.study.slots))
         say(f"time of {len(epochs)} trials{at_once}: {estimate.time_in_words(seconds)}")
 
 
@@ -190,46 +210,25 @@ def image_rows(config: Params) -> list[dict[str, str]]:
     return files.read_csv(Path(config.paths.metrics) / split_report.IMAGES)
 
 
-def save_result(study: Study, result: TrialResult, outcome: Outcome) -> None:
-    """Save the results of a trial, or its log if it failed, and remove its work copy."""
-    copy, train_file = outcome.job.folder, figures.path(study.config.paths.metrics, TrainFigures)
-    with files.atomic_folder(result.folder) as new:
-        names = [Path(runner.LOG)] if outcome.failures else [params.FILE, dvc_lock.LOCK, train_file]
-        workcopy.copy_files(names, copy, new)
-    for failure in outcome.failures:
-        log = result.folder / runner.LOG
-        say(f"trial {result.trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-    if not outcome.failures:
-        publish(study, result)
-    trial_copies.drop(copy)
-
-
-def publish(study: Study, result: TrialResult) -> None:
-    """Remove the checkpoint of a trial that has a result, and let `dvc exp show` and `perennial compare` show it."""
-    for checkpoint in Path(study.config.paths.runs).glob(f"*-{result.experiment}-*/*checkpoint.pt"):
-        files.remove(checkpoint)
-    trials.publish(result.experiment, result.folder, study.config)
-
-
-def test_best(study: Study, trial: Trial) -> EvalFigures:
+def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
-    result = study.result(trial, "best")
-    job = job_of(result, f"the best one, trial {trial.number}, on the test images", TEST)
-    runner.run_or_raise([job], study.slots[:1], "sweep")
-    on_test = figures.read(job.folder / study.config.paths.metrics, EvalFigures, "run again")
-    trials.publish(result.experiment, job.folder, study.config)
-    trial_copies.drop(job.folder)
-    return on_test
+    one = runs.study
+    tested = study_of(one.source, one.slots[:1], TEST, TRAIN_FILE, EVAL_FILE, **one.others)
+    name, title = trials.name(runs.sweep.name, "best"), f"the best one, trial {trial.number}, on the test images"
+    training = Training(name, trial.values, title)
+    (result,) = store.results(tested, [training])
+    trials.publish(tested.experiment(training), result.folder, runs.config)
+    return figures.read(result.folder / Paths.metrics, EvalFigures)
 
 
-def conclude(study: Study, best_first: Sequence[TrialResult], on_test: EvalFigures, path: Path) -> None:
+def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures, path: Path) -> None:
     """Write the page, and print how good the best trial is and how to take it over."""
-    paths, best = study.config.paths, best_first[0].trial
-    images = figures.image_counts(image_rows(study.config))
-    sentences = trials.conclusion(best_first, study.present, on_test, images)
+    paths, best = runs.config.paths, best_first[0].trial
+    images = figures.image_counts(image_rows(runs.config))
+    sentences = trials.conclusion(best_first, runs.present, on_test, images)
     take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
     page = Path(paths.reports) / "sweep.html"
-    files.write_text(page, sweep_page.page(study.sweep, best_first, sentences, take_over))
+    files.write_text(page, sweep_page.page(runs.sweep, best_first, sentences, take_over))
     content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
     files.write_json(best_file(path), content)
     print(*sentences, sep="\n")
@@ -243,7 +242,7 @@ def conclude(study: Study, best_first: Sequence[TrialResult], on_test: EvalFigur
 
 def best_file(path: Path) -> Path:
     """The file with the best trial of the sweep of this file of ranges."""
-    return trial_copies.FOLDER / f"{path.stem}.json"
+    return workcopy.FOLDER / "best" / f"{path.stem}.json"
 
 
 def apply(path: Path) -> int:

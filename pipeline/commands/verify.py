@@ -39,7 +39,7 @@ not repeated.
 seed gives the bytes of dvc.lock, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
 metrics/seeds.json, which `record-seeds` wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
 if the accuracies are significantly lower; 75 if it was stopped. Both keep finished seeds in
-.dvc/tmp/reruns/seeds/, and continue interrupted ones.
+.dvc/tmp/reruns/results/, and continue interrupted ones.
 """
 
 import json
@@ -157,7 +157,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         errors.raise_if_any(failures)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
         hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
-        differing = comparison.compare(stage_hashes, hashes, stages, copy)
+        differing = comparison.compare(stage_hashes, hashes, stages, copy.folder)
     if changed := comparison.changed_inputs(stage_hashes, rerun):
         print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
     print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} says'}")

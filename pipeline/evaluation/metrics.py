@@ -75,6 +75,23 @@ class Comparison:
         return self.p < LEVEL
 
 
+# The figures of eval.json besides the accuracy → title and meaning, for every page, table and line.
+FIGURES = {
+    "balanced_accuracy": (
+        "balanced accuracy",
+        "the mean over classes: each counts the same, however many images it has",
+    ),
+    "macro_f1": ("macro F1", "the mean F1 of the classes"),
+    "nll": ("negative log-likelihood", "punishes confident mistakes; 0 is perfect"),
+    "ece": ("calibration error", "how far its probabilities are from how often it is right; 0 is perfect"),
+}
+
+
+def titled(figures: EvalFigures, digits: int) -> list[tuple[str, str]]:
+    """The title and the value of each of FIGURES."""
+    return [(title, f"{getattr(figures, name):.{digits}f}") for name, (title, _) in FIGURES.items()]
+
+
 def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> EvalFigures:
     """The figures of eval.json, from log-probabilities [n, classes] and labels [n], n >= 1."""
     counts = confusion(log_probabilities.argmax(1), labels, log_probabilities.shape[1])

@@ -17,6 +17,7 @@ import jinja2
 import markupsafe
 
 from pipeline.base.text import in_words, visible
+from pipeline.evaluation import metrics
 
 TEMPLATES = Path(__file__).with_name("templates")
 Html = markupsafe.Markup  # text that is HTML already
@@ -67,6 +68,7 @@ def _environment(**options: Any) -> jinja2.Environment:
         **options,
     )
     environment.filters |= {"number": number, "percent": percent, "several": several}
+    environment.globals["FIGURES"] = metrics.FIGURES
     return environment
 
 

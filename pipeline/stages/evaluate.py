@@ -100,10 +100,9 @@ def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
                 for row in by_class
             ),
             f"test accuracy {test_figures.accuracy:.3f} (95 %: {test_figures.accuracy_low:.3f} to "
-            f"{test_figures.accuracy_high:.3f}), balanced {test_figures.balanced_accuracy:.3f}, "
-            f"macro F1 {test_figures.macro_f1:.3f}, negative log-likelihood {test_figures.nll:.3f}, "
-            f"calibration error {test_figures.ece:.3f}, "
-            f"{sum(row.images for row in by_class)} test images",
+            f"{test_figures.accuracy_high:.3f}), "
+            + "".join(f"{title} {value}, " for title, value in metrics.titled(test_figures, 3))
+            + f"{sum(row.images for row in by_class)} test images",
         ]
     )
 

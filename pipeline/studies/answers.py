@@ -8,23 +8,23 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Paths
 from pipeline.evaluation import acceptance, figures, metrics
 from pipeline.reporting.reliance import NO_SHARE, Coverage
 from pipeline.studies import folds_page, label_errors, pooling, record, study
 from pipeline.studies.pooling import Figures, FoldPredictions
-from pipeline.studies.record import Part, Record
+from pipeline.studies.record import Origin, Part, Record
+from pipeline.studies.store import Result
 from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import dvc_lock
 
-Copies = Mapping[tuple[int, int], WorkCopy]  # (seed, fold) → its work copy
+Results = Mapping[tuple[int, int], Result]  # (seed, fold) → its result
 LABEL_ERRORS, COVERAGE, RECORD, PAGE = "label_errors.csv", "coverage.json", "summary.json", "folds.html"
 DIGITS = 10  # of a figure in the record
 
 
-def check(copies: Sequence[WorkCopy]) -> None:
-    """Raise UserError unless each image is a test image of exactly one fold. `copies`: one for each fold."""
-    rows = [row for copy in copies for row in study.rows(copy)]
+def check(splits: Sequence[Result]) -> None:
+    """Raise UserError unless each image is a test image of exactly one fold. `splits`: one for each fold."""
+    rows = [row for split in splits for row in study.rows(split)]
     images = sorted({row["path"] for row in rows})
     folds = Counter(row["path"] for row in rows if row["split"] == "test")
     if wrong := [path for path in images if folds[path] != 1]:
@@ -37,17 +37,18 @@ def check(copies: Sequence[WorkCopy]) -> None:
         raise UserError(Fault(wrong[0], value, "pair" if count else "missing", allowed="of one", remedy=remedy))
 
 
-def read(copies: Copies) -> FoldPredictions:
+def read(results: Results) -> FoldPredictions:
     """The predictions of all trainings. Raises UserError if they do not belong together."""
-    labels = {row["path"]: row["class"] for row in study.rows(next(iter(copies.values())))}
-    return pooling.read({key: study.predictions(copy) for key, copy in copies.items()}, labels)
+    labels = {row["path"]: row["class"] for row in study.rows(next(iter(results.values())))}
+    return pooling.read({key: study.predictions(result) for key, result in results.items()}, labels)
 
 
-def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
+def coverage(results: Results, predictions: FoldPredictions) -> Coverage:
     """What the limits of the models make of their test images. Another seed adds no image, so the counts are means."""
     asked, accepted = 0.0, 0
-    for (seed, fold), copy in copies.items():
-        limit = acceptance.limit_of(study.models(copy))
+    for (seed, fold), result in results.items():
+        content = acceptance.read(result.folder / Paths.models)
+        limit = acceptance.limit(content, content.weights)
         if limit.reason:
             return Coverage(limit.coverage, NO_SHARE, limit.reason)
         probabilities = predictions.by_seed[predictions.seeds.index(seed)][predictions.folds == fold]
@@ -56,34 +57,37 @@ def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
     return Coverage(asked, metrics.share(accepted / len(predictions.seeds), len(predictions.paths)))
 
 
-def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
+def _make_record(results: Results, pooled_figures: Figures, origin: Origin) -> Record:
     """The record of the study."""
-    first_seed, first = min(seed for seed, _ in copies), next(iter(copies.values()))
-    paths, data, parts = first.config.paths, {}, []
-    for part in pooled_figures.parts:
-        lock = dvc_lock.read(copies[part.seed, part.fold].folder / dvc_lock.LOCK)
-        if part.seed == first_seed:
-            data[f"{paths.split} of fold {part.fold}"] = lock["split"]["outs"][paths.split]
-        model = lock["train"]["outs"][f"{paths.models}/model.safetensors"]
-        predictions = lock["evaluate"]["outs"][f"{paths.metrics}/{figures.PREDICTIONS}"]
-        parts.append(Part(part.seed, part.fold, part.images, part.right, model, predictions))
+    first_seed, first = min(seed for seed, _ in results), next(iter(results.values()))
+    data = {f"{Paths.split} of fold {fold}": one.hashes[Paths.split] for (seed, fold), one in results.items()
+            if seed == first_seed}  # fmt: skip
+    parts = [
+        Part(part.seed, part.fold, part.images, part.right, hashes[f"{Paths.models}/model.safetensors"],
+             hashes[study.PREDICTIONS])
+        for part in pooled_figures.parts
+        for hashes in [results[part.seed, part.fold].hashes]
+    ]  # fmt: skip
     # Rounded: the last bits of logarithms depend on the kind of CPU, even if the answers do not.
     flat = {key: round(value, DIGITS) for key, value in document.leaves(asdict(pooled_figures)) if key != "parts"}
-    return Record(record.decisive(first.config), data, flat, tuple(parts), study.origin(first, commit))
+    return Record(record.decisive(first.config), data, flat, tuple(parts), origin)
 
 
-def write(config: Params, copies: Copies, predictions: FoldPredictions, command: str, commit: str) -> Record:
+def write(
+    config: Params, source: WorkCopy, results: Results, predictions: FoldPredictions, command: str, commit: str
+) -> Record:
     """Write the tables, the page and the record into the folders of `config`, and print the figures.
 
-    `command` gives the same bytes again; the page has it. `commit`: that of the copies' code. Returns the record.
+    `source`: the work copy with the images. `command` gives the same bytes again; the page has it. `commit`: that of
+    the code of the source. Returns the record.
     """
-    folder, first = Path(config.paths.metrics) / "folds", next(iter(copies.values()))
+    folder, first = Path(config.paths.metrics) / "folds", next(iter(results.values()))
     pooled_figures = pooling.figures(predictions)
-    study_record = _make_record(copies, pooled_figures, commit)
+    study_record = _make_record(results, pooled_figures, study.origin(source, commit))
     errors = label_errors.find(predictions.probabilities, predictions.labels)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
-    examples, covered = folds_page.choose_examples(predictions), coverage(copies, predictions)
+    examples, covered = folds_page.choose_examples(predictions), coverage(results, predictions)
     files.write_json(folder / COVERAGE, asdict(covered) | study.conditions(first.config, study_record.origin))
     content = folds_page.Content(
         config=first.config,
@@ -92,7 +96,7 @@ def write(config: Params, copies: Copies, predictions: FoldPredictions, command:
         examples=examples,
         errors=errors,
         coverage=covered,
-        album=study.album(first, folds_page.image_paths(examples, predictions, errors)),
+        album=study.album(source, folds_page.image_paths(examples, predictions, errors)),
         command=command,
     )
     files.write_text(Path(config.paths.reports) / PAGE, folds_page.page(content))
@@ -109,8 +113,7 @@ def _describe(figures: Figures, coverage: Coverage, errors: int, config: Params)
         ("images", f"{figures.images:,}, each tested by a model that was not trained on it"),
         ("accuracy", f"{figures.accuracy:.4f} ({interval})"),
         ("of one fold", f"{folds.mean:.4f} ± {folds.deviation:.4f} (mean and standard deviation of {folds.count})"),
-        ("balanced accuracy", f"{figures.balanced_accuracy:.4f}"),
-        ("macro F1", f"{figures.macro_f1:.4f}"),
+        *metrics.titled(figures, 4),
         ("none of the classes", _accepted(coverage)),
         ("probable label errors", f"{errors:,}: {config.paths.metrics}/folds/{LABEL_ERRORS}"),
         *([("", doubt)] if (doubt := label_errors.doubt(errors, figures.images)) else []),

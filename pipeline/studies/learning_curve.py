@@ -7,7 +7,7 @@ steps.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -19,9 +19,10 @@ from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
 from pipeline.studies import answers as answers_of_folds
-from pipeline.studies import record, study
-from pipeline.studies.study import MOST_FOLDS, Runs
-from pipeline.studies.workcopy import WorkCopy
+from pipeline.studies import record, store, study
+from pipeline.studies.runner import Slot
+from pipeline.studies.store import Result, Training
+from pipeline.studies.study import MOST_FOLDS
 
 SHARES = (0.12, 0.25, 0.5, 1.0)
 SUMMARY, PAGE = "summary.json", "curve.html"
@@ -76,33 +77,36 @@ class ClassGain:
     is_clear: bool  # whether the rise is more than chance explains, in any of so many classes
 
 
-def run(config: Params, folds: int, runs: Runs) -> None:
-    """Train with each share, and write the summary and the page. Raises UserError for a number of folds."""
+def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None:
+    """Train with each share, and write the summary and the page. `folder`: that of the study.
+
+    Raises UserError for a number of folds.
+    """
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
     commit = record.commit()
     cuts = [{"split.folds": folds, "split.fold": fold} for fold in range(folds)] if folds > 1 else [{}]  # {}: as here
-    copies = {
-        (share, fold): runs.copy(f"{share}-{fold}", {"split.train_share": share, **cut})
+    trainings = [
+        Training(f"share{share}-fold{fold}", {"split.train_share": share, **cut}, f"{share:.0%}, fold {fold}")
         for share in SHARES
         for fold, cut in enumerate(cuts)
-    }
-    by_name = {f"{share:.0%}, fold {fold}": copy for (share, fold), copy in copies.items()}
-    runs.bring_images(copies.values())
-    print(f"curve: {len(copies)} trainings, {len(runs.slots)} at a time", flush=True)
-    runs.split(by_name)
+    ]
+    runs = store.of_project("curve", folder, trainings[-1].values, slots, study.PREDICTIONS)
+    print(f"curve: {len(trainings)} trainings, {len(slots)} at a time", flush=True)
+    splits = store.splits(runs, trainings)
     if folds > 1:
-        answers_of_folds.check([copies[1.0, fold] for fold in range(folds)])
-    check_batch(config, min(map(training_images, copies.values())))
-    runs.train(by_name)
-    labels, answers = dict[str, str](), dict[float, Labels]()
-    for share in SHARES:
-        rows = [row for fold in range(folds) for row in files.read_csv(study.predictions(copies[share, fold]))]
+        answers_of_folds.check(splits[-folds:])  # those of the whole training images
+    check_batch(config, min(map(training_images, splits)))
+    results = store.results(runs, trainings)
+    counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
+    for number, share in enumerate(SHARES):
+        of_share = results[number * folds : (number + 1) * folds]
+        rows = [row for result in of_share for row in files.read_csv(study.predictions(result))]
         labels |= {row["path"]: row["label"] for row in rows}
         answers[share] = {row["path"]: row["prediction"] for row in rows}
-    counts = {share: sum(training_images(copies[share, fold]) for fold in range(folds)) // folds for share in SHARES}
-    whole = copies[1.0, 0]
-    write(config, counts, labels, answers, study.conditions(whole.config, study.origin(whole, commit)))
+        counts[share] = sum(map(training_images, of_share)) // folds
+    conditions = study.conditions(results[-folds].config, study.origin(runs.source, commit))
+    write(config, counts, labels, answers, conditions)
 
 
 def check_batch(config: Params, fewest: int) -> None:
@@ -113,9 +117,9 @@ def check_batch(config: Params, fewest: int) -> None:
         raise UserError(Fault("train.batch_size", value, "value", reason, f"1 to {fewest}", remedy))
 
 
-def training_images(copy: WorkCopy) -> int:
-    """The number of training images of a copy."""
-    return sum(row["split"] == "train" for row in study.rows(copy))
+def training_images(result: Result) -> int:
+    """The number of training images."""
+    return sum(row["split"] == "train" for row in study.rows(result))
 
 
 def gain(labels: Labels, half: Labels, whole: Labels, comparisons: int = 1) -> Gain:

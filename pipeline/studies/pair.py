@@ -11,10 +11,9 @@ from pipeline.reporting.charts import Chart
 Table = Sequence[Mapping[str, str]]  # the rows of a CSV file
 MOST = 50  # images that only one model has right, of each model
 FIGURES = (
-    ("accuracy", "test accuracy"), ("balanced_accuracy", "balanced accuracy"), ("macro_f1", "macro F1"),
-    ("nll", "negative log-likelihood"), ("ece", "calibration error"), ("val_accuracy", "validation accuracy"),
-    ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"), ("seconds", "seconds of training"),
-    ("images_per_second", "images/s"),
+    ("accuracy", "test accuracy"), *((name, title) for name, (title, _) in metrics.FIGURES.items()),
+    ("val_accuracy", "validation accuracy"), ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"),
+    ("seconds", "seconds of training"), ("images_per_second", "images/s"),
 )  # fmt: skip
 IMAGES = {"accuracy": "test", "val_accuracy": "val"}  # a figure that is a share of images → the part that these are
 WHOLE = ("exported_epoch", "seconds", "images_per_second")  # figures without decimals

@@ -16,9 +16,8 @@ from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.studies import runner
 from pipeline.studies.ranges import Sweep, Trial
-from pipeline.versioning import dvc_lock, identity, programs
+from pipeline.versioning import dvc_lock, programs
 
-LETTERS = 8  # hexadecimal digits of the digest in a name
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38
 FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
 
@@ -30,7 +29,7 @@ class TrialResult:
     trial: Trial
     experiment: str  # its name
     figures: tuple[TrainFigures, ...]  # one, or none if it has not finished
-    folder: Path  # of its params, dvc.lock and figures, or of its log if it failed; its name is the identity
+    folder: Path  # of its params, dvc.lock and figures, or of its log if it failed
 
 
 def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Machine | None) -> None:
@@ -58,27 +57,10 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
     return paths
 
 
-def hashes(config: Params, weights: Sequence[str]) -> dict[str, str]:
-    """Path → hash of what trials read: the split and the packed images, which all share, and these weights files."""
-    outs = dvc_lock.outputs(dvc_lock.read())
-    data = {path: outs[path] for path in (config.paths.split, config.paths.packed)}
-    return data | {path: files.sha256(Path(path)) for path in weights}
-
-
-def digest(config: Params, hashes: Mapping[str, str], code: Mapping[str, str]) -> str:
-    """The identity of a training: a hash of what DVC's run cache compares: settings, code, locked packages, and data.
-
-    `hashes`: see there; `code`: that of identity.TRAIN.
-    """
-    paths = (config.paths.split, config.paths.packed, config.train.weights)
-    inputs = {path: hashes[path] for path in paths if path in hashes}
-    return identity.digest(identity.parts(config, identity.TRAIN, inputs, code))
-
-
-def name(study: str, word: str, digest: str) -> str:
-    """The name of an experiment. `word`: what it is in this study."""
+def name(study: str, word: str) -> str:
+    """The beginning of the name of an experiment. `word`: what it is in this study."""
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
-    return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
+    return f"{letters or 'sweep'}-{word}"
 
 
 def publish(experiment: str, folder: Path, config: Params) -> None:

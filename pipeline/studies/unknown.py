@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeline.base import files, threads
 from pipeline.base.errors import Fault, UserError
+from pipeline.config.params import Paths
 from pipeline.data import images
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import LEAVE_OUT
@@ -28,11 +29,12 @@ from pipeline.learning.world import World
 from pipeline.loader.storage import ImageStore
 from pipeline.models import exported
 from pipeline.reporting import rendering
-from pipeline.studies import record, study
-from pipeline.studies.study import Runs
+from pipeline.sources.originals import Originals
+from pipeline.studies import record, store, study
+from pipeline.studies.runner import Slot
+from pipeline.studies.store import Training
 from pipeline.studies.workcopy import WorkCopy
 
-BASE = "all"  # the work copy that leaves out nothing: it gets the images, and says which classes there are
 ONE_SPLIT = {"split.folds": 1, "split.fold": 0}
 SCORES = ("highest_probability", "highest_logit", "energy")
 MOST_SHOTS = 12  # images of each kind on the page
@@ -68,48 +70,49 @@ class Result:
     auroc: dict[str, float]  # score → AUROC; of all trainings: the mean
 
 
-def run(runs: Runs) -> None:
-    """Train without each class, and write the table, the summary and the page. Raises UserError if it is impossible."""
+def run(folder: Path, slots: Sequence[Slot]) -> None:
+    """Train without each class, and write the table, the summary and the page. `folder`: that of the study.
+
+    Raises UserError if it is impossible.
+    """
     commit = record.commit()
-    base = runs.copy(BASE, {"split.leave_out": "none", **ONE_SPLIT})
-    runs.bring_images([base])
-    runs.split({BASE: base})
-    classes = sorted({row["class"] for row in study.rows(base)})
+    outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
+    runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
+    classes = sorted({row["class"] for row in split_table.kept_rows(runs.source.folder / Paths.split)})
     if len(classes) < 3:
         raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
         reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
         raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
-    copies = {
-        label: runs.copy(f"without{number}", {"split.leave_out": label, **ONE_SPLIT})
+    trainings = [
+        Training(f"without{number}", {"split.leave_out": label}, f"without {label}")
         for number, label in enumerate(classes)
-    }
-    by_name = {f"without {label}": copy for label, copy in copies.items()}
-    print(f"folds: {len(copies)} trainings, each without a class; {len(runs.slots)} at a time", flush=True)
-    runs.bring_images([base, *copies.values()])
-    runs.split(by_name)
-    for copy in copies.values():
-        check_validation_images(copy, len(classes) - 1)
-    runs.train(by_name)
-    pairs = [ask(label, copy) for label, copy in copies.items()]
-    write(base, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], commit)
+    ]
+    print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
+    for split in store.splits(runs, trainings):
+        check_validation_images(split, len(classes) - 1)
+    results = store.results(runs, trainings)
+    pairs = [ask(label, result, study.images(runs.source)) for label, result in zip(classes, results, strict=True)]
+    write(runs.source, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], commit)
+    for result in results:  # models are large, and DVC's run cache has them
+        files.remove(result.folder)
 
 
-def check_validation_images(copy: WorkCopy, classes: int) -> None:
+def check_validation_images(split: store.Result, classes: int) -> None:
     """Raise UserError if there are too few validation images for a limit: known before a training."""
-    count = min(sum(row["split"] == "val" for row in study.rows(copy)), acceptance.MOST_IMAGES)
-    if reason := acceptance.shortage(count, classes, copy.config.evaluate.coverage):
-        raise UserError(Fault("split.fractions.val", str(copy.config.split.fractions.val), "value", reason, "more"))
+    count = min(sum(row["split"] == "val" for row in study.rows(split)), acceptance.MOST_IMAGES)
+    if reason := acceptance.shortage(count, classes, split.config.evaluate.coverage):
+        raise UserError(Fault("split.fractions.val", str(split.config.split.fractions.val), "value", reason, "more"))
 
 
-def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
+def ask(label: str, trained: store.Result, originals: Originals) -> tuple[Result, list[Answer]]:
     """The result of the model without this class, and its answers: for its test images, and for those of the class."""
-    rows = split_table.all_rows(copy.folder / copy.config.paths.split)
+    rows = split_table.all_rows(trained.folder / Paths.split)
     questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
-    limit = acceptance.limit_of(study.models(copy))
+    limit = acceptance.limit_of(trained.folder / Paths.models)
     if limit.reason:
         raise UserError(Fault(f"without {label}", "no limit", "failed", limit.reason, remedy="run again"))
-    values, classes = logits(copy, [row["path"] for row in questions])
+    values, classes = logits(trained, originals, [row["path"] for row in questions])
     best, guesses = torch.softmax(values, 1).max(1)
     answers = [
         Answer(label, row["path"], row["class"], classes[guess], chance, acceptance.reaches(chance, limit.highest))
@@ -121,15 +124,15 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
     return summarize(label, limit.images, answers, areas), answers
 
 
-def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """The logits float64 [n, classes] of the copy's model for these originals, as `evaluate` computes them."""
-    config, model = copy.config, exported.load(study.models(copy))
+def logits(trained: store.Result, originals: Originals, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """The logits float64 [n, classes] of a model for these originals, as `evaluate` computes them."""
+    config, model = trained.config, exported.load(trained.folder / Paths.models)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    view, source = model.view, study.images(copy)
+    view = model.view
     world = World(rank=0, local_rank=0, size=1, device=torch.device(config.train.device))
 
     def load(path: str) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        file, sha256 = source.file(path)
+        file, sha256 = originals.file(path)
         size = view.packed_size
         return images.square_and_size(file, size, config.split.max_pixels, view.grey, sha256, view.fit)
 
@@ -137,10 +140,10 @@ def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...
     for start in range(0, len(paths), MOST_IN_MEMORY):
         some = paths[start : start + MOST_IN_MEMORY]
         squares = list(threads.ordered_map(load, some, config.run.decoding_threads, "folds"))
-        store = ImageStore(torch.from_numpy(np.stack([pixels for pixels, _ in squares])), world.device)
+        image_store = ImageStore(torch.from_numpy(np.stack([pixels for pixels, _ in squares])), world.device)
         sizes, rows = np.array([size for _, size in squares], np.int32), np.arange(len(some))
         batch_size = config.evaluate.batch_size
-        parts.append(inference.predict_logits(model, store, sizes, rows, batch_size=batch_size, world=world))
+        parts.append(inference.predict_logits(model, image_store, sizes, rows, batch_size=batch_size, world=world))
     return torch.from_numpy(np.concatenate(parts)), model.classes
 
 
@@ -160,22 +163,22 @@ def summarize(label: str, validation_images: int, answers: Sequence[Answer], are
     )
 
 
-def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], commit: str) -> None:
+def write(source: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], commit: str) -> None:
     """Write the summary, the table and the page into the project's folders, and print the figures.
 
     `commit`: that of the work copies' code.
     """
-    config = base.config
+    config = source.config
     folder = Path(config.paths.metrics) / "unknown"
     means = {name: sum(result.auroc[name] for result in results) / len(results) for name in SCORES}
     total = summarize("", min(result.validation_images for result in results), answers, means)
     files.write_csv(folder / TABLE, [field.name for field in fields(Answer)], map(astuple, answers))
     kinds = kinds_of_answers(answers)
     summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
-    files.write_json(folder / SUMMARY, summary | study.conditions(config, study.origin(base, commit)))
+    files.write_json(folder / SUMMARY, summary | study.conditions(config, study.origin(source, commit)))
     page = rendering.page(
         "unknown.html.jinja", results=results, total=total, kinds=kinds, scores=SCORES, model=config.train.model,
-        album=study.album(base, [answer.path for _, part, _ in kinds for answer in part]),
+        album=study.album(source, [answer.path for _, part, _ in kinds for answer in part]),
         coverage=config.evaluate.coverage,
     )  # fmt: skip
     files.write_text(Path(config.paths.reports) / PAGE, page)

@@ -9,14 +9,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, locks
-from pipeline.base.errors import UserError
+from pipeline.base import files
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.studies import slurm
@@ -26,7 +24,6 @@ from pipeline.versioning.integrity import Hashed
 FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that a next start uses again
 CODE = "pipeline"
 COMPILED = "pipeline/loader/__pycache__/*.nb?"  # by numba, which compares the source's hash
-RUNS = frozenset({"runs"})  # what stays if a work copy is made again: the checkpoints of interrupted trainings
 USER_FOLDERS = ("inbox", "pretrained", "archives")  # in paths: in no commit without `dvc add`
 POLL_SECONDS = 0.2  # between two searches for a process that still works in a folder
 
@@ -59,7 +56,7 @@ def copy_files(names: Iterable[Path], project: Path, folder: Path) -> None:
         shutil.copy2(project / name, folder / name, follow_symlinks=False)
 
 
-def snapshot(names: Iterable[str], folder: Path) -> Hashed:
+def snapshot(names: Collection[str], folder: Path) -> Hashed:
     """Keep these files and folders of the project as they are now, in `folder`. Returns the hash of each file.
 
     They are hard links: a stage replaces its outputs by renaming, and the old files stay. Where that is not possible,
@@ -71,7 +68,8 @@ def snapshot(names: Iterable[str], folder: Path) -> Hashed:
             shutil.copytree(name, folder / name, copy_function=_link_or_copy)
         else:
             _link_or_copy(name, str(folder / name))
-    hashes = integrity.hash_files((str(path) for path in folder.rglob("*") if path.is_file()), {})
+    found = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
+    hashes = integrity.hash_files((str(path) for path in found if path.is_file()), {})
     return {Path(path).relative_to(folder).as_posix(): entry for path, entry in hashes.items()}
 
 
@@ -97,59 +95,42 @@ def check_out(commit: str, folder: Path) -> None:
     files.remove(folder / ".index")
 
 
-def copy_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
+def copy_project(folder: Path, values: Mapping[str, Any]) -> WorkCopy:
     """Make the folder a work copy of the project in the current folder, with other params (dotted key → value).
 
-    `keep`: names in the folder that stay as they are. Everything else there is removed. Raises UserError for params
-    with faults.
+    What is there is removed. Raises UserError for params with faults.
     """
-    clear(folder, keep)
+    files.remove(folder)
     copy_files(project_files(), Path(), folder)
     return _connect(folder, values, USER_FOLDERS)
 
 
 def copy_commit(
-    folder: Path,
-    commit: str,
-    values: Mapping[str, Any],
-    keep: Collection[str] = RUNS,
-    user_folders: Collection[str] = USER_FOLDERS,
+    folder: Path, commit: str, values: Mapping[str, Any], user_folders: Collection[str] = USER_FOLDERS
 ) -> WorkCopy:
     """Make the folder a work copy of a commit, as `copy_project` does.
 
     `user_folders`: those of the user's own folders that it reads where they are; the others are as in the commit.
     """
-    clear(folder, keep)
+    files.remove(folder)
     check_out(commit, folder)
     return _connect(folder, values, user_folders)
 
 
-def copy_again(source: Path, folder: Path, values: Mapping[str, Any]) -> WorkCopy:
-    """Make the folder, which is beside the work copy `source`, the same work copy with other params."""
+def copy_again(source: Path, folder: Path, values: Mapping[str, Any], links: Collection[str]) -> WorkCopy:
+    """Make the folder, which is beside the work copy `source`, the same work copy with other params.
+
+    `links`: files and folders of the source that it reads there. What is in the folder is removed.
+    """
+    files.remove(folder)
+    linked = [source / name for name in links]
     entries = [path for path in source.rglob("*") if path.is_symlink() or path.is_file()]
-    copy_files([path.relative_to(source) for path in entries], source, folder)
+    own = [path for path in entries if not any(path.is_relative_to(link) for link in linked)]
+    copy_files([path.relative_to(source) for path in own], source, folder)
+    for name in links:
+        files.link(folder / name, source / name)
     document.rewrite(folder / params.FILE, values)
     return WorkCopy(folder, params.load(folder / params.FILE))
-
-
-def share(names: Iterable[str], copies: Sequence[WorkCopy]) -> None:
-    """Link these files and folders of the first work copy into the other ones."""
-    for name in names:
-        for copy in copies[1:]:
-            files.link(copy.folder / name, copies[0].folder / name)
-
-
-def clear(folder: Path, keep: Collection[str]) -> None:
-    """Remove everything in a folder, except what has one of these names, as soon as no process works there.
-
-    A killed command leaves processes that save their state.
-    """
-    wait_for_workers(folder)
-    if folder.is_symlink():  # what is behind it is nobody's work copy
-        files.remove(folder)
-    for path in folder.glob("*"):
-        if path.name not in keep:
-            files.remove(path)
 
 
 def wait_for_workers(folder: Path) -> None:
@@ -166,28 +147,7 @@ def wait_for_workers(folder: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
-@contextmanager
-def study_folder(name: str, command: str) -> Iterator[Path]:
-    """A block with a folder for the work copies of a study. A start after a kill has what was there.
-
-    DVC's cache is repaired before the block. After a block without an error the folder is removed. `command` begins the
-    messages.
-    """
-    folder = FOLDER / name
-    with locks.hold(folder, f"runs perennial {command}"):
-        wait_for_workers(folder)
-        _repair(command)
-        yield folder
-        files.remove(folder)
-
-
-def check_cache(command: str) -> None:
-    """Raise UserError if DVC's cache was damaged during a study: nothing is to be written of its runs."""
-    if _repair(command):
-        raise UserError(cache_repair.DURING)
-
-
-def _repair(command: str) -> bool:
+def repair_cache(command: str) -> bool:
     """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
 
     While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.

@@ -14,6 +14,7 @@ from pipeline.base import files
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock
+from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 TRAIN = ("train",)  # the stages of a training
 
@@ -44,6 +45,13 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 def code(stages: Iterable[str]) -> dict[str, str]:
     """Path → SHA-256 (hexadecimal) of each file of the project that dvc.yaml lists for these stages."""
     return {path.as_posix(): files.sha256(path) for stage in stages for path in dvc_lock.code(stage)}
+
+
+def inputs(stage_hashes: StageHashes, stages: Collection[str]) -> Hashes:
+    """The hashes of the outputs of other stages that these stages read."""
+    read = {dep.as_posix() for stage in stages for dep in dvc_lock.deps(stage)}
+    outs = dvc_lock.outputs(stage_hashes, [name for name in stage_hashes if name not in stages])
+    return {path: md5 for path, md5 in outs.items() if path in read}
 
 
 def parts(

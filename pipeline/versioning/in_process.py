@@ -85,7 +85,7 @@ def session(arguments: Namespace, verbose: bool) -> Iterator[Repo]:
 def busy(pid: int) -> UserError:
     """The error for a folder in which a process with this ID runs stages."""
     remedy = f"wait for its end, or stop it (kill {pid}); then run again"
-    return UserError(Fault("repro", f"a run is in progress here (process {pid})", "busy", remedy=remedy))
+    return UserError(Fault("this folder", f"a run is in progress (process {pid})", "busy", remedy=remedy))
 
 
 def stages(repo: Repo, arguments: Namespace) -> list[Stage]:

@@ -3,33 +3,17 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from benchmarks.harness.measuring import RESULTS
 from tests.conftest import PROJECT
-from tests.documents import choices, figures, fits, results, studies, tables, ways
-from tests.documents.phrases import READMES
+from tests.documents import choices, reports, results, settings
 
+MEASURED = "loader_cpu peers_cpu peers_cuda ceiling_rows_cuda ways_cuda arithmetic_cpu scale_cpu"
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
-    **{name: {"results": partial(results.table, say)} for name, say in READMES.items()},
-    "docs/apex.md": {"steps": tables.steps},
-    "docs/data.md": {"fit": fits.fits},
-    "docs/folds.md": {"recipes": results.recipes, "unknown": studies.unknown, "curve": studies.curve},
-    "docs/performance.md": {
-        "figures": partial(figures.table, PROJECT / RESULTS),
-        "launches": tables.launches,
-        "arithmetic": tables.arithmetic,
-        "state": tables.state,
-        "scale": tables.scale,
-    },
-    "docs/presets.md": {
-        "cpu": partial(tables.recipes, tables.OF_CPU),
-        "gpu": partial(tables.recipes, tables.OF_GPU),
-    },
-    "docs/reproducibility.md": {"price": tables.elastic_price},
-    "docs/reproducibility-catalogue.md": {
-        "cost": tables.elastic_cost,
-        "accuracy": tables.elastic_accuracy,
-    },
-    "docs/ways.md": {"ways": ways.table, "pairs": ways.pairs},
+    **{name: {"results": partial(results.of_readme, name)} for name in results.TITLES},
+    "docs/apex.md": {"steps_cuda": partial(reports.made_of, "steps_cuda")},
+    "docs/folds.md": {"recipes": results.folds},
+    "docs/performance.md": {name: partial(reports.made_of, name) for name in MEASURED.split()},
+    "docs/presets.md": {"presets": settings.of_presets},
+    "docs/ways.md": {"ways": settings.ways},
 }
 
 

@@ -1,4 +1,4 @@
-"""The README's table of results, made from the committed figures in results/."""
+"""The tables of results in both READMEs and in docs/folds.md, made from the committed figures in results/."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,81 +10,58 @@ from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.studies import record
 from tests.conftest import PROJECT, read_params
-from tests.documents.phrases import Say
+from tests.documents.markdown import table
 
-RECIPES = {  # name of the record → what was tested
-    "quick-mini": "flower_photos, one fifth, tested in 5 folds",
-    "quick-base": "flower_photos, all, tested in 5 folds",
-    "good-base": "flower_photos, all, tested in 5 folds",
-    "mini": "flower_photos, one fifth, tested in 5 folds",
-    "base": "flower_photos, all, tested in 5 folds",
+RECIPES = ("quick-mini", "quick-base", "good-base", "mini", "base")
+TITLES = {  # the rows are the same in every language
+    "README.md": "made by | images | model | pixels | weights | epochs | tested | test accuracy (95 % interval)",
+    "README.zh.md": "由来 | 图片数 | 模型 | 像素 | 权重 | 轮数 | 测试图片数 | 测试准确率（95 % 置信区间）",
 }
 
 
-def row(
-    title: str,
-    images: int,
-    train: Mapping[str, Any],
-    tested: int,
-    on_test: Mapping[str, float],
-    command: str,
-    say: Say,
-) -> str:
-    """A row: the data, the model and its settings, the accuracy on so many tested images, and the command."""
-    settings = {key: train[key] for key in ("model", "crop", "epochs")}
-    how = "{model}, {crop} pixels, {epochs} epochs from scratch"
-    if train.get("head") == "solved":
-        whole = "`good`: {model} of ImageNet, all layers, {epochs} epochs"
-        how = "`quick`: {model} of ImageNet, its head solved" if train["freeze_backbone"] else whole
+def row(command: str, images: int, train: Mapping[str, Any], tested: int, on_test: Mapping[str, float]) -> list[str]:
+    """A row: the command, the images, the model and its settings, and the accuracy on the tested images."""
+    solved = train.get("freeze_backbone")
     accuracy, low, high = (on_test[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-    parts = (
-        say(title),
-        f"{images:,}",
-        say(how, **settings),
-        say(
-            "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
-            accuracy=accuracy, low=low, high=high, images=f"{tested:,}",
-        ),
+    return [
         f"`{command}`",
-    )  # fmt: skip
-    return f"| {' | '.join(parts)} |"
+        f"{images:,}",
+        train["model"],
+        str(train["eval_crop"]),
+        train["weights"],
+        "–" if solved else str(train["epochs"]),
+        f"{tested:,}",
+        f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
+    ]
 
 
-def of_demo(say: Say) -> str:
+def of_demo() -> list[str]:
     """The recorded demo as a row."""
     folder = PROJECT / record.DEMO
     on_test = figures.by_name(figures.read(folder / "metrics", EvalFigures))
     images = figures.image_counts(files.read_csv(folder / "metrics" / split_report.IMAGES))
-    train = read_params(folder / params.FILE)["train"]
-    return row("drawn flowers", sum(images.values()), train, images["test"], on_test, "make demo", say)
+    return row("make demo", sum(images.values()), read_params(folder / params.FILE)["train"], images["test"], on_test)
 
 
-def of_recipe(name: str, title: str, say: Say) -> str:
+def of_recipe(name: str) -> list[str]:
     """A study of all folds as a row: every image is tested."""
     study = record.read(PROJECT / record.RECIPES / f"{name}.json")
     train = {key.removeprefix("train."): value for key, value in study.params.items()}
     images = int(study.figures["images"])
-    return row(title, images, train, images, study.figures, f"perennial folds --recipe {name}", say)
+    return row(f"perennial folds --recipe {name}", images, train, images, study.figures)
 
 
-def recipes() -> str:
-    """The recorded recipes: images, epochs, and the accuracy over all images and of single folds."""
-    lines = [
-        "| recipe | photos | epochs | accuracy (95 % interval) | of one fold: mean ± deviation |",
-        "|---|---|---|---|---|",
-    ]
+def of_readme(document: str) -> str:
+    """The table of results of a README."""
+    return table(TITLES[document], [*map(of_recipe, RECIPES), of_demo()])
+
+
+def folds() -> str:
+    """The accuracy of each recorded recipe over all images, and of single folds."""
+    rows = []
     for name in RECIPES:
-        study = record.read(PROJECT / record.RECIPES / f"{name}.json")
-        of = study.figures
+        of = record.read(PROJECT / record.RECIPES / f"{name}.json").figures
         interval = f"{of['accuracy']:.4f} ({of['accuracy_low']:.4f} to {of['accuracy_high']:.4f})"
         one = f"{of['over_folds.mean']:.4f} ± {of['over_folds.deviation']:.4f}"
-        lines.append(f"| `{name}` | {int(of['images']):,} | {study.params['train.epochs']} | {interval} | {one} |")
-    return "\n".join(lines)
-
-
-def table(say: Say) -> str:
-    """The README's table of results."""
-    titles = ("data", "images", "model", "test accuracy (95 % interval)", "made by")
-    head = [f"| {' | '.join(map(say, titles))} |", "|---|---|---|---|---|"]
-    studies = [of_recipe(name, title, say) for name, title in RECIPES.items()]
-    return "\n".join([*head, *studies, of_demo(say)])
+        rows.append((f"`{name}`", f"{int(of['images']):,}", interval, one))
+    return table("recipe | photos | accuracy (95 % interval) | of one fold: mean ± deviation", rows)

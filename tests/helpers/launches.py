@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 TENSORS, ELEMENTS = 48, 320 * 65536
 
 # The most launches of a step with torch's SGD, fused as on a GPU, by model: eager, and with CUDA graphs, where a replay
-# is not counted. `single` is one process; `elastic` has 8 shards on one process. docs/performance.md has these numbers.
+# is not counted. `single` is one process; `elastic` has 8 shards on one process.
 OF_A_STEP = {
     "single": {"resnet18": (195, 30), "resnet34": (325, 32)},
     "elastic": {"resnet18": (1580, 270), "resnet34": (2660, 330)},

@@ -1,0 +1,225 @@
+"""Trainings in work copies, and the store of their results: a folder for each, named by what decides the result.
+
+A study (sweep, folds, curve, classes that are left out, seeds) is a list of trainings, and a function of their results.
+If a study is killed, the same command goes on: results stay, and an interrupted training goes on from its checkpoint.
+A work copy is there only while its training runs. It reads the outputs of other stages where its source has them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, locks, schema
+from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.config import params
+from pipeline.config.params import Params, Paths
+from pipeline.studies import runner, workcopy
+from pipeline.studies.runner import Job, Slot
+from pipeline.studies.workcopy import WorkCopy
+from pipeline.versioning import cache_repair, dvc_lock, identity
+from pipeline.versioning.dvc_lock import Hashes
+
+RESULTS = workcopy.FOLDER / "results"  # of all studies
+HASHES = "hashes.json"  # in such a folder: the hash of every output of the training
+SOURCE, RUNS = "source", "runs"  # in the folder of a study: see Study
+FIRST = ("download", "weights", "split", "prepare", "features")  # in the source; kept.csv is the same for every split
+STAGES = ("split", "train", "evaluate")
+LETTERS = 8  # hexadecimal digits of the digest in a name
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of a study."""
+
+    name: str  # begins the names of its work copy and of the folder of its run
+    values: Mapping[str, Any]  # dotted key → value: the params that are not those of the source
+    title: str  # for messages
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the trainings of a study share."""
+
+    command: str  # begins the messages
+    source: WorkCopy  # the work copy which those of the trainings are copies of
+    runs: Path  # the folder of their runs, with their checkpoints
+    slots: Sequence[Slot]  # one for each training at a time
+    stages: tuple[str, ...]  # of a training; other stages have run in the source
+    outputs: tuple[str, ...]  # those that a result has
+    inputs: Hashes  # the outputs in the source that trainings read
+    code: Hashes
+    options: tuple[str, ...]  # of `dvc repro`
+    others: Mapping[str, Any]  # what else decides a result, such as the hardware
+
+    def digest(self, training: Training) -> str:
+        """The identity of a training: a hash of its settings, code, locked packages and data."""
+        config = params.with_values(self.source.config, training.values)
+        with chdir(self.source.folder):  # its dvc.yaml says which settings decide
+            parts = identity.parts(config, self.stages, self.inputs, self.code, **self.others)
+        return identity.digest(parts)
+
+    def result(self, training: Training) -> Path:
+        """The folder of the result, in the layout of the project: params.yaml, dvc.lock, the outputs, provenance.
+
+        It has only the log if the training failed.
+        """
+        return RESULTS / self.digest(training)
+
+    def hashes(self, training: Training) -> Hashes:
+        """The hashes of all outputs of a training; empty if it has no result, or if a power cut has damaged that."""
+        folder = self.result(training)
+        with suppress(UserError, OSError):
+            hashes = schema.json_of(folder / HASHES, Hashes, "run again")
+            if all(files.md5(folder / name) == hashes.get(name) for name in self.outputs):
+                return hashes
+        return {}
+
+    def experiment(self, training: Training) -> str:
+        """The name of a training with the first digits of its digest: that of its work copy, and part of its run's."""
+        return f"{training.name}-{self.digest(training)[:LETTERS]}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a training: its folder, its params, and the hash of every output."""
+
+    folder: Path
+    config: Params
+    hashes: Hashes
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a training. `failures` is empty after a success, and else has the reasons."""
+
+    training: Training
+    result: Path
+    failures: tuple[Fault, ...]
+
+
+@contextmanager
+def study_folder(name: str, command: str) -> Iterator[Path]:
+    """A block with a folder for the work copies of a study. Of a start before it has the checkpoints alone.
+
+    DVC's cache is repaired before the block. After a block without an error the folder is removed. `command` begins the
+    messages. Raises UserError if another process works in the folder.
+    """
+    folder = workcopy.FOLDER / name
+    with locks.hold(folder, f"runs perennial {command}"):
+        workcopy.wait_for_workers(folder)
+        for path in folder.glob("*/"):
+            if path.name != RUNS:
+                files.remove(path)
+        workcopy.repair_cache(command)
+        yield folder
+        files.remove(folder)
+
+
+def make_study(
+    command: str,
+    source: WorkCopy,
+    slots: Sequence[Slot],
+    stages: tuple[str, ...],
+    outputs: tuple[str, ...],
+    options: tuple[str, ...] = ("--single-item",),
+    **others: Any,
+) -> Study:
+    """A study whose trainings are these stages. `source` has run what comes before them. The rest: see Study."""
+    with chdir(source.folder):
+        inputs, code = identity.inputs(dvc_lock.read(), stages), identity.code(stages)
+    runs = source.folder.with_name(RUNS)
+    return Study(command, source, runs, slots, stages, outputs, inputs, code, options, others)
+
+
+def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Sequence[Slot], *outputs: str) -> Study:
+    """A study of the project in the current folder, from its images to the tests of the models.
+
+    `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
+    source. Raises UserError if that fails. `outputs`: what a result has besides the split.
+    """
+    source = workcopy.copy_project(folder / SOURCE, values)
+    runner.run_or_raise([Job("data", source.folder, FIRST)], [runner.here()], command)
+    return make_study(command, source, slots, STAGES, (Paths.split, *outputs))
+
+
+def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:
+    """The split of each training, made before anything is trained: what a study needs of it can be checked.
+
+    Raises UserError if a split keeps other images than the source, whose packed images all trainings read.
+    """
+    only = make_study(study.command, study.source, study.slots, ("split",), (Paths.split, Paths.kept))
+    made = results(only, [replace(training, title=f"{training.title}: split") for training in trainings])
+    for split in made:
+        if split.hashes[Paths.kept] != files.md5(study.source.folder / Paths.kept):
+            value, remedy = f"other images than in {study.source.folder}", "run again"
+            raise UserError(Fault(str(split.folder / Paths.kept), value, "differs", remedy=remedy))
+    return made
+
+
+def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
+    """The result of each of these trainings. Those that have none are run, one in each slot at a time.
+
+    Raises UserError if a training fails, or if DVC's cache was damaged meanwhile. Then the others are ended.
+    """
+    new = []
+    for end in run(study, trainings):
+        raise_if_any(end.failures)
+        new.append(end.result)
+    if new and workcopy.repair_cache(study.command):
+        for result in new:
+            files.remove(result)
+        raise UserError(cache_repair.DURING)
+    return [
+        Result(folder := study.result(training), params.load(folder / params.FILE), study.hashes(training))
+        for training in trainings
+    ]
+
+
+def run(study: Study, trainings: Sequence[Training]) -> Iterator[End]:
+    """Run those of these trainings that have no result. Yields the end of each, when its result or its log is kept."""
+    waiting = [training for training in trainings if not study.hashes(training)]
+    if len(waiting) < len(trainings):
+        print(
+            f"{study.command}: {len(trainings) - len(waiting)} of {len(trainings)} trainings have finished before",
+            flush=True,
+        )
+    by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
+    jobs = [
+        Job(
+            training.title, copy, study.stages, study.options, {"DVC_EXP_NAME": copy.name},
+            partial(_make_copy, study, copy, training.values),
+        )
+        for copy, training in by_copy.items()
+    ]  # fmt: skip
+    with closing(runner.run_all(jobs, study.slots, study.command)) as outcomes:
+        for outcome in outcomes:
+            copy, training = outcome.job.folder, by_copy[outcome.job.folder]
+            result = study.result(training)
+            with files.atomic_folder(result) as new:
+                if outcome.failures:
+                    workcopy.copy_files([Path(runner.LOG)], copy, new)
+                else:
+                    _keep(study, copy, new)
+            if not outcome.failures:
+                for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
+                    files.remove(checkpoint)
+                files.remove(copy)
+            yield End(training, result, outcome.failures)
+
+
+def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:
+    """Make the work copy of a training: that of the source, with links to what it reads there, and to the runs."""
+    workcopy.copy_again(study.source.folder, copy, values, study.inputs)
+    study.runs.mkdir(parents=True, exist_ok=True)
+    files.link(copy / Paths.runs, study.runs)
+
+
+def _keep(study: Study, copy: Path, result: Path) -> None:
+    """Fill the folder of a result from the work copy."""
+    provenance = copy.glob(f"{Paths.runs}/*-{copy.name}-*/provenance.json")
+    names = [Path(params.FILE), dvc_lock.LOCK, *map(Path, study.outputs)]
+    workcopy.copy_files([*names, *(path.relative_to(copy) for path in provenance)], copy, result)
+    files.write_json(result / HASHES, dvc_lock.outputs(dvc_lock.read(copy / dvc_lock.LOCK), study.stages))
