@@ -9,10 +9,8 @@ of this folder. Your files, with params.yaml and what is not committed, stay as 
 again, and an interrupted one goes on from its checkpoint: if this command is stopped or killed, run it again.
 """
 
-import math
 import shlex
 import shutil
-import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,6 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.planning.survey import Survey
 from pipeline.studies import ranges, runner, search, store, sweep_page, trials, workcopy
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
@@ -89,6 +86,7 @@ def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkC
     shutil.copyfile(dvc_lock.LOCK, source.folder / dvc_lock.LOCK)
     document.rewrite(source.folder / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
     files.remove(source.folder / Paths.metrics)  # figures of another model
+    workcopy.copy_files([Path(Paths.metrics, split_report.IMAGES)], Path(), source.folder)
     memory = integrity.load_memory() | workcopy.snapshot((Paths.packed, Paths.kept, Paths.split), source.folder)
     files.write_json(source.folder / integrity.MEMORY, memory)  # so no trial reads the images once more
     for name in weights:
@@ -152,8 +150,7 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> lis
 def run_plan(runs: Runs) -> list[TrialResult]:
     """Run the trials of a grid or a random search. Returns the result of each."""
     plan = search.plan(runs.sweep, runs.present)
-    remaining = [trial for trial in plan if not runs.result(trial).figures]
-    announce(runs, [params.with_values(runs.config, trial.values).train.epochs for trial in remaining])
+    store.announce(runs.study, [runs.training(trial) for trial in plan])
     return run(runs, plan)
 
 
@@ -165,7 +162,7 @@ def search_by_results(runs: Runs) -> list[TrialResult]:
         trial = search.tpe(runs.sweep, runs.present, number, accuracies)
         trials.check(runs.config, [trial.values], None if runs.study.slots[0].sbatch else machine.read())
         if not (is_announced or runs.result(trial).figures):
-            announce(runs, [runs.config.train.epochs] * (runs.sweep.trials - number + 1))
+            store.announce(runs.study, [runs.training(trial)] * (runs.sweep.trials - number + 1))
             is_announced = True
         results += run(runs, [trial])
     return results
@@ -186,23 +183,6 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if not end.failures:
             trials.publish(runs.study.experiment(end.training), end.result, runs.config)
     return list(map(runs.result, plan))
-
-
-def announce(runs: Runs, epochs: Sequence[int]) -> None:
-    """Print how long trials with so many epochs take, from a few training steps with the present settings."""
-    from pipeline.planning import estimate  # imports what decodes images, which takes a second
-
-    if not epochs or runs.study.slots[0].sbatch:  # nobody knows yet how fast the nodes are
-        return
-    rows = image_rows(runs.config)
-    with runner.cores_of(runs.study.slots[0]):
-        parts = estimate.measure_parts(runs.config, Survey("", len(rows), figures.image_counts(rows)))
-    if parts:
-        training, *others = (part.seconds for part in parts)
-        mean = training * statistics.mean(epochs) / runs.config.train.epochs + sum(others)
-        at_once = f", {len(runs.study.slots)} at a time" if len(runs.study.slots) > 1 else ""
-        seconds = mean * math.ceil(len(epochs) / len(runs.study.slots))
-        say(f"time of {len(epochs)} trials{at_once}: {estimate.time_in_words(seconds)}")
 
 
 def image_rows(config: Params) -> list[dict[str, str]]:
