@@ -36,6 +36,7 @@ from pipeline.versioning import children, dvc_lock, integrity, programs
 
 TRAIN = "weights", "features", "train"  # the stages of a trial
 TEST = *TRAIN, "evaluate"  # of the best one
+RUNS = Path(Paths.runs)  # TensorBoard shows the trials while they run
 DATA = ("download", "split", "prepare")  # what all trials read
 TRAIN_FILE, EVAL_FILE = (str(figures.path(Paths.metrics, kind)) for kind in (TrainFigures, EvalFigures))
 
@@ -95,12 +96,6 @@ def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkC
     return source
 
 
-def study_of(source: WorkCopy, slots: Sequence[Slot], stages: tuple[str, ...], *outputs: str, **others: Any) -> Study:
-    """A study of trials, see store.make_study. TensorBoard shows its runs while they run: they are in runs/."""
-    study = store.make_study("sweep", source, slots, stages, outputs, **others)
-    return replace(study, runs=Path(Paths.runs))
-
-
 def say(sentence: str) -> None:
     print(f"sweep: {sentence}", flush=True)
 
@@ -125,7 +120,9 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         weights = trials.weights(config, plan)
         own = {path: files.sha256(Path(path)) for path in weights}
         source = create_source(folder, config, weights)
-        runs = Runs(plan, config, first, study_of(source, slots, TRAIN, TRAIN_FILE, weights=own))
+        runs = Runs(
+            plan, config, first, Study("sweep", source, RUNS, slots, TRAIN, (TRAIN_FILE,), others={"weights": own})
+        )
         best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
@@ -175,13 +172,12 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if result.figures and result.experiment not in names:
             trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for end in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        trial = by_training[end.training.name]
-        for failure in end.failures:
-            log = end.result / runner.LOG
-            say(f"trial {trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        if not end.failures:
-            trials.publish(runs.study.experiment(end.training), end.result, runs.config)
+    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        for failure in failures:
+            number, log = by_training[training.name].number, folder / runner.LOG
+            say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
+        if not failures:
+            trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
 
 
@@ -192,8 +188,7 @@ def image_rows(config: Params) -> list[dict[str, str]]:
 
 def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
-    one = runs.study
-    tested = study_of(one.source, one.slots[:1], TEST, TRAIN_FILE, EVAL_FILE, **one.others)
+    tested = replace(runs.study, slots=runs.study.slots[:1], stages=TEST, outputs=(TRAIN_FILE, EVAL_FILE))
     name, title = trials.name(runs.sweep.name, "best"), f"the best one, trial {trial.number}, on the test images"
     training = Training(name, trial.values, title)
     (result,) = store.results(tested, [training])
