@@ -119,17 +119,22 @@ def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
     assert "models/model.safetensors" in differing
 
 
+def result_of(project: Path, seed: int) -> list[Path]:
+    """The file with the hashes of the training with this seed; none before its end."""
+    found = (project / store.RESULTS).glob(f"*/{store.HASHES}")
+    return [path for path in found if params.load(path.with_name(params.FILE.name)).train.seed == seed]
+
+
 @pytest.mark.nightly("trainings with several seeds, killed; make test has the file that they write")
 def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(project: Path) -> None:
     """Killed after a seed, while two train, it goes on with the others. The file has the same bytes as before."""
     before = (project / "metrics/seeds.json").read_bytes()
     command = [sys.executable, "-m", "pipeline", "verify", "record-seeds", "4", "--jobs", "2"]
     with subprocess.Popen(command, cwd=project, env=verify_environment(project)) as process:
-        results = f"{store.RESULTS}/*/{store.HASHES}"
-        wait_for(lambda: list(project.glob(results)) or process.poll() is not None, "no seed")
+        wait_for(lambda: result_of(project, 1) or process.poll() is not None, "no seed")
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    (result,) = project.glob(results)
+    (result,) = result_of(project, 1)
     mtime = result.stat().st_mtime_ns
     done = verify(project, "record-seeds", "2")
     assert done.returncode == 0, done.stderr

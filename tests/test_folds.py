@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import re
 import shutil
@@ -21,11 +20,8 @@ from pipeline.base.errors import DIFFERENT, Kind, UserError
 from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data import corrections
-from pipeline.data.splitting import Cut
-from pipeline.planning import estimate
-from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.studies import answers, record, study, workcopy
+from pipeline.studies import answers, record, store, study, workcopy
 from pipeline.studies.pooling import FoldPredictions
 from pipeline.studies.record import Part, Record
 from pipeline.studies.store import Result
@@ -119,24 +115,6 @@ def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Pa
     again = call(project, "python", "-m", "pipeline", *TWO_FOLDS)
     assert "epoch" not in again.stdout
     assert outputs(project) == outputs(studied)
-
-
-def test_the_time_is_measured_on_the_cores_of_one_training(
-    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three folds with two seeds, four at a time: twice as long as one training."""
-    config, calls, before = params.parse(on_cpu(raw)), [], os.sched_getaffinity(0)
-
-    def parts(changed: params.Params, _: Survey) -> list[estimate.Part]:
-        calls.append((changed.split.folds, os.sched_getaffinity(0)))
-        return [estimate.Part("train", 600.0, "")]
-
-    monkeypatch.setattr(estimate, "measure_parts", parts)
-    plan = folds.make_plan(config, 3, 2, 4, None)
-    folds.announce(config, Survey("here", 1, {"": 9}, Cut("", ("test",))), plan)
-    assert calls == [(3, set(plan.slots[0].cores))]
-    assert os.sched_getaffinity(0) == before
-    assert estimate.time_in_words(1200.0) in capsys.readouterr().out
 
 
 @pytest.mark.nightly("a study of one more fold; make test-ci has two, and a study that is killed")
@@ -233,7 +211,7 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
     if split:
         rows = [f"{name},{name.split('/')[0]},{split if name.endswith('/0.png') else ''}" for name in names]
         Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
-    monkeypatch.setattr(estimate, "measure_parts", lambda *_: sys.exit())
+    monkeypatch.setattr(store, "of_project", lambda *_: sys.exit())
     with pytest.raises(UserError if kind else SystemExit) as refused:
         folds.folds(Namespace(folds=number, seeds=None, jobs=1, recipe=None, on=""))
     faults = getattr(refused.value, "faults", ())

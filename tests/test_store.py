@@ -1,6 +1,8 @@
 """The store of results: what decides a result, which results count, and what stays of a training."""
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
+from pipeline.planning import estimate
+from pipeline.planning.survey import Survey
 from pipeline.studies import runner, store, workcopy
 from pipeline.studies.runner import Job, Outcome
 from pipeline.studies.store import Study, Training
@@ -33,28 +37,25 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     (source / "data/split.csv").touch()
     lock = {"split": {"cmd": "", "outs": [{"path": "data/split.csv", "md5": "a" * 32}]}}
     write_params(source / "dvc.lock", {"schema": "2.0", "stages": lock})
-    return store.make_study("mine", WorkCopy(source, params.load(source / params.FILE)), [], ("train",), (EVAL,))
-
-
-def changed(study: Study, **changes: Any) -> Study:
-    return store.make_study("mine", study.source, [], **({"stages": ("train",), "outputs": (EVAL,)} | changes))
+    copy = WorkCopy(source, params.load(source / params.FILE))
+    return Study("mine", copy, source.with_name(store.RUNS), [], ("train",), (EVAL,))
 
 
 def test_what_decides_a_result_names_it(study: Study) -> None:
     """Params, data, code, stages, and what else a study names. What is kept, and how fast it runs, changes nothing."""
     digest = study.digest(ONE)
-    assert digest == changed(study, outputs=()).digest(Training("two", {**ONE.values, "run.workers": 5}, ""))
-    others = [study.digest(OTHER), changed(study, stages=("train", "evaluate")).digest(ONE)]
-    others += [changed(study, hardware={"cpu": "x"}).digest(ONE)]
+    assert digest == replace(study, outputs=()).digest(Training("two", {**ONE.values, "run.workers": 5}, ""))
+    others = [study.digest(OTHER), replace(study, stages=("train", "evaluate")).digest(ONE)]
+    others += [replace(study, others={"hardware": {"cpu": "x"}}).digest(ONE)]
     lock = study.source.folder / "dvc.lock"
     lock.write_text(lock.read_text().replace("a" * 32, "b" * 32))
-    others += [changed(study).digest(ONE)]
+    others += [replace(study).digest(ONE)]
     code = study.source.folder / "pipeline"
     copied = shutil.copytree(code.resolve(), study.source.folder / "copied", symlinks=True)
     code.unlink()
     copied.rename(code)
     (code / "learning/loss.py").write_text("LOSS = 1\n")
-    others += [changed(study).digest(ONE)]
+    others += [replace(study).digest(ONE)]
     assert len({digest, *others}) == 6
 
 
@@ -118,7 +119,7 @@ def test_a_failed_training_keeps_its_log_and_ends_the_others(study: Study, work:
         store.results(study, [bad, OTHER])
     assert work == ["bad"]
     ends = list(store.run(study, [bad, OTHER]))
-    assert [bool(end.failures) for end in ends] == [True, False]
+    assert [bool(failures) for *_, failures in ends] == [True, False]
     assert (study.result(bad) / runner.LOG).read_text() == "what it said"
     assert study.hashes(OTHER)
 
@@ -143,3 +144,28 @@ def test_a_start_finds_the_checkpoints_alone(tmp_path: Path, monkeypatch: pytest
     with store.study_folder("mine", "mine"):
         assert [path.name for path in folder.glob("*/")] == [store.RUNS]
     assert not folder.exists()
+
+
+def test_the_time_is_measured_on_the_cores_of_one_training(
+    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six trainings, four at a time: twice as long as one. Fewer epochs or training images take less time."""
+    calls, before = list[tuple[int, set[int]]](), os.sched_getaffinity(0)
+    config = study.source.config
+    files.write_csv(study.source.folder / "metrics/images.csv", ["class", "train", "val", "test"], [["a", 7, 1, 1]])
+
+    def parts(changed: params.Params, data: Survey) -> list[estimate.Part]:
+        calls.append((data.images, os.sched_getaffinity(0)))
+        seconds = 3000.0 * changed.train.epochs
+        return [estimate.Part("split and prepare", 999.0, ""), estimate.Part("train", seconds, "")]
+
+    monkeypatch.setattr(estimate, "measure_parts", parts)
+    slots = runner.slots(config, 4)
+    for values, expected in (({"train.epochs": 1}, 6000.0), ({"train.epochs": 2}, 12000.0)):
+        store.announce(replace(study, slots=slots), [Training("one", values, "")] * 6)
+        assert estimate.time_in_words(expected) in capsys.readouterr().out
+    mixed = [Training("one", values, "") for values in ({}, {"split.train_share": 0.5})] * 2
+    store.announce(replace(study, slots=slots), mixed)
+    assert estimate.time_in_words(2250.0) in capsys.readouterr().out
+    assert calls[0] == (9, set(slots[0].cores))
+    assert os.sched_getaffinity(0) == before

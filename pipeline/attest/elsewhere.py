@@ -97,9 +97,9 @@ def make_study(reference: Reference, folder: Path, slots: Sequence[Slot], *outpu
     # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
     hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
     source = repetition.make_copy(folder / store.SOURCE, config, {})
-    return store.make_study(
-        "verify", source, slots, STAGES, (eval_file(config), *outputs), (*repetition.BY_FORCE, "--single-item"),
-        versions=provenance.versions(), hardware=hardware,
+    return Study(
+        "verify", source, folder / store.RUNS, slots, STAGES, (eval_file(config), *outputs),
+        (*repetition.BY_FORCE, "--single-item"), {"versions": provenance.versions(), "hardware": hardware},
     )  # fmt: skip
 
 

@@ -17,10 +17,9 @@ with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and r
 --leave-out-classes metrics/unknown/ and reports/unknown.html.
 """
 
-import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base import errors
@@ -30,7 +29,7 @@ from pipeline.config import params
 from pipeline.config.params import Params, Paths
 from pipeline.data import corrections
 from pipeline.evaluation import acceptance
-from pipeline.planning import estimate, survey
+from pipeline.planning import survey
 from pipeline.planning.survey import Survey
 from pipeline.studies import answers, record, runner, store, study, unknown
 from pipeline.studies.record import Record
@@ -112,24 +111,6 @@ def check_images(data: Survey, folds: int) -> None:
         raise UserError(Fault("--folds", f"{folds}, but {sizes}", "value", allowed=allowed, remedy=remedy))
 
 
-def announce(config: Params, data: Survey, plan: Plan) -> None:
-    """Print how long the study takes, from a few training steps on the cores that one training has. Takes seconds.
-
-    Raises UserError if not every image can be a test image, or if a training step fails.
-    """
-    check_images(data, plan.folds)
-    trainings, parallel = plan.folds * len(plan.seeds), len(plan.slots)
-    if plan.slots[0].sbatch:
-        print(f"folds: {trainings} trainings, as jobs of Slurm, {parallel} at a time", flush=True)
-        return
-    print("folds: measuring a few training steps …", flush=True)
-    with runner.cores_of(plan.slots[0]):
-        one = estimate.measure_parts(params.with_values(config, plan.changes(plan.seeds[0], 0)), data)
-    rounds = math.ceil(trainings / parallel)
-    time = estimate.describe_total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
-    print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
-
-
 def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     """Print whether a repeated recipe has the recorded bytes. Returns 0 if it has, else DIFFERENT."""
     if not (differences := list(record.differences(recipe, result))):
@@ -150,16 +131,16 @@ def folds(arguments: Namespace) -> int:
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
     with store.study_folder("folds", "folds") as folder:
         if is_local:
-            announce(config, survey.survey(config), plan)
+            check_images(survey.survey(config), plan.folds)
         commit = record.commit()
         outputs = (study.PREDICTIONS, f"{Paths.models}/{acceptance.FILE}")
         runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         if not is_local:
-            images = runs.source.folder / Paths.images
-            announce(config, survey.survey_folder(images, corrections.read()), plan)
+            check_images(survey.survey_folder(runs.source.folder / Paths.images, corrections.read()), plan.folds)
         trainings = plan.trainings()
         first = [training for (seed, _), training in trainings.items() if seed == plan.seeds[0]]
         answers.check(store.splits(runs, first))
+        store.announce(runs, [*trainings.values()])
         results = dict(zip(trainings, store.results(runs, [*trainings.values()]), strict=True))
         repeat_it = f"perennial folds {repeat}"
         result = answers.write(config, runs.source, results, answers.read(results), repeat_it, commit)

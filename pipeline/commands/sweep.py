@@ -9,10 +9,8 @@ of this folder. Your files, with params.yaml and what is not committed, stay as 
 again, and an interrupted one goes on from its checkpoint: if this command is stopped or killed, run it again.
 """
 
-import math
 import shlex
 import shutil
-import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,6 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.planning.survey import Survey
 from pipeline.studies import ranges, runner, search, store, sweep_page, trials, workcopy
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
@@ -39,6 +36,7 @@ from pipeline.versioning import children, dvc_lock, integrity, programs
 
 TRAIN = "weights", "features", "train"  # the stages of a trial
 TEST = *TRAIN, "evaluate"  # of the best one
+RUNS = Path(Paths.runs)  # TensorBoard shows the trials while they run
 DATA = ("download", "split", "prepare")  # what all trials read
 TRAIN_FILE, EVAL_FILE = (str(figures.path(Paths.metrics, kind)) for kind in (TrainFigures, EvalFigures))
 
@@ -89,18 +87,13 @@ def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkC
     shutil.copyfile(dvc_lock.LOCK, source.folder / dvc_lock.LOCK)
     document.rewrite(source.folder / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
     files.remove(source.folder / Paths.metrics)  # figures of another model
+    workcopy.copy_files([Path(Paths.metrics, split_report.IMAGES)], Path(), source.folder)
     memory = integrity.load_memory() | workcopy.snapshot((Paths.packed, Paths.kept, Paths.split), source.folder)
     files.write_json(source.folder / integrity.MEMORY, memory)  # so no trial reads the images once more
     for name in weights:
         if not (source.folder / name).exists():
             files.link(source.folder / name, Path(name))
     return source
-
-
-def study_of(source: WorkCopy, slots: Sequence[Slot], stages: tuple[str, ...], *outputs: str, **others: Any) -> Study:
-    """A study of trials, see store.make_study. TensorBoard shows its runs while they run: they are in runs/."""
-    study = store.make_study("sweep", source, slots, stages, outputs, **others)
-    return replace(study, runs=Path(Paths.runs))
 
 
 def say(sentence: str) -> None:
@@ -127,7 +120,9 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         weights = trials.weights(config, plan)
         own = {path: files.sha256(Path(path)) for path in weights}
         source = create_source(folder, config, weights)
-        runs = Runs(plan, config, first, study_of(source, slots, TRAIN, TRAIN_FILE, weights=own))
+        runs = Runs(
+            plan, config, first, Study("sweep", source, RUNS, slots, TRAIN, (TRAIN_FILE,), others={"weights": own})
+        )
         best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
@@ -152,8 +147,7 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> lis
 def run_plan(runs: Runs) -> list[TrialResult]:
     """Run the trials of a grid or a random search. Returns the result of each."""
     plan = search.plan(runs.sweep, runs.present)
-    remaining = [trial for trial in plan if not runs.result(trial).figures]
-    announce(runs, [params.with_values(runs.config, trial.values).train.epochs for trial in remaining])
+    store.announce(runs.study, [runs.training(trial) for trial in plan])
     return run(runs, plan)
 
 
@@ -165,7 +159,7 @@ def search_by_results(runs: Runs) -> list[TrialResult]:
         trial = search.tpe(runs.sweep, runs.present, number, accuracies)
         trials.check(runs.config, [trial.values], None if runs.study.slots[0].sbatch else machine.read())
         if not (is_announced or runs.result(trial).figures):
-            announce(runs, [runs.config.train.epochs] * (runs.sweep.trials - number + 1))
+            store.announce(runs.study, [runs.training(trial)] * (runs.sweep.trials - number + 1))
             is_announced = True
         results += run(runs, [trial])
     return results
@@ -178,31 +172,13 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if result.figures and result.experiment not in names:
             trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for end in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        trial = by_training[end.training.name]
-        for failure in end.failures:
-            log = end.result / runner.LOG
-            say(f"trial {trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        if not end.failures:
-            trials.publish(runs.study.experiment(end.training), end.result, runs.config)
+    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        for failure in failures:
+            number, log = by_training[training.name].number, folder / runner.LOG
+            say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
+        if not failures:
+            trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
-
-
-def announce(runs: Runs, epochs: Sequence[int]) -> None:
-    """Print how long trials with so many epochs take, from a few training steps with the present settings."""
-    from pipeline.planning import estimate  # imports what decodes images, which takes a second
-
-    if not epochs or runs.study.slots[0].sbatch:  # nobody knows yet how fast the nodes are
-        return
-    rows = image_rows(runs.config)
-    with runner.cores_of(runs.study.slots[0]):
-        parts = estimate.measure_parts(runs.config, Survey("", len(rows), figures.image_counts(rows)))
-    if parts:
-        training, *others = (part.seconds for part in parts)
-        mean = training * statistics.mean(epochs) / runs.config.train.epochs + sum(others)
-        at_once = f", {len(runs.study.slots)} at a time" if len(runs.study.slots) > 1 else ""
-        seconds = mean * math.ceil(len(epochs) / len(runs.study.slots))
-        say(f"time of {len(epochs)} trials{at_once}: {estimate.time_in_words(seconds)}")
 
 
 def image_rows(config: Params) -> list[dict[str, str]]:
@@ -212,8 +188,7 @@ def image_rows(config: Params) -> list[dict[str, str]]:
 
 def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
-    one = runs.study
-    tested = study_of(one.source, one.slots[:1], TEST, TRAIN_FILE, EVAL_FILE, **one.others)
+    tested = replace(runs.study, slots=runs.study.slots[:1], stages=TEST, outputs=(TRAIN_FILE, EVAL_FILE))
     name, title = trials.name(runs.sweep.name, "best"), f"the best one, trial {trial.number}, on the test images"
     training = Training(name, trial.values, title)
     (result,) = store.results(tested, [training])

@@ -17,20 +17,8 @@ from pipeline.versioning import dvc_lock, integrity
 
 PROJECT = Path(__file__).parents[2]  # the folder whose code runs
 # What serves people and processes. It decides no byte of an output, so no stage depends on it (docs/architecture.md).
-SERVING = [
-    Path("pipeline", name)
-    for name in (
-        "versioning",
-        "checks",
-        "running",
-        "answers",
-        "planning",
-        "studies",
-        "attest",
-        "commands",
-        "command_line.py",
-    )
-]
+SERVING_NAMES = "versioning checks running answers planning studies attest commands command_line.py"
+SERVING = [Path("pipeline", name) for name in SERVING_NAMES.split()]
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `run_stage`
 
 

@@ -97,6 +97,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     if folds > 1:
         answers_of_folds.check(splits[-folds:])  # those of the whole training images
     check_batch(config, min(map(training_images, splits)))
+    store.announce(runs, trainings)
     results = store.results(runs, trainings)
     counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
     for number, share in enumerate(SHARES):

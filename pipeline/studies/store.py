@@ -5,10 +5,12 @@ If a study is killed, the same command goes on: results stay, and an interrupted
 A work copy is there only while its training runs. It reads the outputs of other stages where its source has them.
 """
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from pipeline.base import files, locks, schema
 from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
+from pipeline.data import split_report
+from pipeline.evaluation import figures
+from pipeline.planning.survey import Survey
 from pipeline.studies import runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
@@ -47,19 +52,29 @@ class Study:
     source: WorkCopy  # the work copy which those of the trainings are copies of
     runs: Path  # the folder of their runs, with their checkpoints
     slots: Sequence[Slot]  # one for each training at a time
-    stages: tuple[str, ...]  # of a training; other stages have run in the source
+    stages: tuple[str, ...]  # of a training; the stages before them have run in the source
     outputs: tuple[str, ...]  # those that a result has
-    inputs: Hashes  # the outputs in the source that trainings read
-    code: Hashes
-    options: tuple[str, ...]  # of `dvc repro`
-    others: Mapping[str, Any]  # what else decides a result, such as the hardware
+    options: tuple[str, ...] = ("--single-item",)  # of `dvc repro`
+    others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as the hardware
+
+    @cached_property
+    def inputs(self) -> Hashes:
+        """The hashes of the outputs in the source that trainings read."""
+        with chdir(self.source.folder):
+            return identity.inputs(dvc_lock.read(), self.stages)
+
+    @cached_property
+    def code(self) -> Hashes:
+        """The hashes of the source's code of these stages."""
+        with chdir(self.source.folder):
+            return identity.code(self.stages)
 
     def digest(self, training: Training) -> str:
         """The identity of a training: a hash of its settings, code, locked packages and data."""
         config = params.with_values(self.source.config, training.values)
+        inputs, code = self.inputs, self.code
         with chdir(self.source.folder):  # its dvc.yaml says which settings decide
-            parts = identity.parts(config, self.stages, self.inputs, self.code, **self.others)
-        return identity.digest(parts)
+            return identity.digest(identity.parts(config, self.stages, inputs, code, **self.others))
 
     def result(self, training: Training) -> Path:
         """The folder of the result, in the layout of the project: params.yaml, dvc.lock, the outputs, provenance.
@@ -91,15 +106,6 @@ class Result:
     hashes: Hashes
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of a training. `failures` is empty after a success, and else has the reasons."""
-
-    training: Training
-    result: Path
-    failures: tuple[Fault, ...]
-
-
 @contextmanager
 def study_folder(name: str, command: str) -> Iterator[Path]:
     """A block with a folder for the work copies of a study. Of a start before it has the checkpoints alone.
@@ -118,22 +124,6 @@ def study_folder(name: str, command: str) -> Iterator[Path]:
         files.remove(folder)
 
 
-def make_study(
-    command: str,
-    source: WorkCopy,
-    slots: Sequence[Slot],
-    stages: tuple[str, ...],
-    outputs: tuple[str, ...],
-    options: tuple[str, ...] = ("--single-item",),
-    **others: Any,
-) -> Study:
-    """A study whose trainings are these stages. `source` has run what comes before them. The rest: see Study."""
-    with chdir(source.folder):
-        inputs, code = identity.inputs(dvc_lock.read(), stages), identity.code(stages)
-    runs = source.folder.with_name(RUNS)
-    return Study(command, source, runs, slots, stages, outputs, inputs, code, options, others)
-
-
 def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Sequence[Slot], *outputs: str) -> Study:
     """A study of the project in the current folder, from its images to the tests of the models.
 
@@ -142,7 +132,7 @@ def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Seq
     """
     source = workcopy.copy_project(folder / SOURCE, values)
     runner.run_or_raise([Job("data", source.folder, FIRST)], [runner.here()], command)
-    return make_study(command, source, slots, STAGES, (Paths.split, *outputs))
+    return Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs))
 
 
 def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:
@@ -150,7 +140,7 @@ def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:
 
     Raises UserError if a split keeps other images than the source, whose packed images all trainings read.
     """
-    only = make_study(study.command, study.source, study.slots, ("split",), (Paths.split, Paths.kept))
+    only = replace(study, stages=("split",), outputs=(Paths.split, Paths.kept))
     made = results(only, [replace(training, title=f"{training.title}: split") for training in trainings])
     for split in made:
         if split.hashes[Paths.kept] != files.md5(study.source.folder / Paths.kept):
@@ -165,9 +155,9 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     Raises UserError if a training fails, or if DVC's cache was damaged meanwhile. Then the others are ended.
     """
     new = []
-    for end in run(study, trainings):
-        raise_if_any(end.failures)
-        new.append(end.result)
+    for _, result, failures in run(study, trainings):
+        raise_if_any(failures)
+        new.append(result)
     if new and workcopy.repair_cache(study.command):
         for result in new:
             files.remove(result)
@@ -178,8 +168,35 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     ]
 
 
-def run(study: Study, trainings: Sequence[Training]) -> Iterator[End]:
-    """Run those of these trainings that have no result. Yields the end of each, when its result or its log is kept."""
+def announce(study: Study, trainings: Sequence[Training]) -> None:
+    """Print how long those of these trainings take that have no result, from a few training steps. Takes seconds.
+
+    The source has run `split`. Raises UserError if a step fails. On a cluster nobody knows how fast the nodes are.
+    """
+    from pipeline.planning import estimate  # imports what decodes images, which takes a second
+
+    trainings = [training for training in trainings if not study.hashes(training)]
+    if not trainings or study.slots[0].sbatch:
+        return
+    print(f"{study.command}: measuring a few training steps …", flush=True)
+    rows = files.read_csv(study.source.folder / Paths.metrics / split_report.IMAGES)
+    configs = [params.with_values(study.source.config, training.values) for training in trainings]
+    with runner.cores_of(study.slots[0]):
+        parts = estimate.measure_parts(configs[0], Survey("", len(rows), figures.image_counts(rows)))
+    work = [config.train.epochs * config.split.train_share for config in configs]
+    rounds = math.ceil(len(trainings) / len(study.slots))
+    factors = {"train": rounds * statistics.mean(work) / work[0], "everything else": rounds}
+    whole = [replace(part, seconds=part.seconds * factors[part.name]) for part in parts if part.name in factors]
+    at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
+    time = estimate.describe_total(configs[0], whole)
+    print(f"{study.command}: time of {len(trainings)} trainings{at_once}: {time}", flush=True)
+
+
+def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, tuple[Fault, ...]]]:
+    """Run those of these trainings that have no result. Yields each at its end, when its result or its log is kept.
+
+    With the folder of its result, and with the reasons if it has failed.
+    """
     waiting = [training for training in trainings if not study.hashes(training)]
     if len(waiting) < len(trainings):
         print(
@@ -207,7 +224,7 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[End]:
                 for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
                     files.remove(checkpoint)
                 files.remove(copy)
-            yield End(training, result, outcome.failures)
+            yield training, result, outcome.failures
 
 
 def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:

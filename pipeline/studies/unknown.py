@@ -91,6 +91,7 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
     for split in store.splits(runs, trainings):
         check_validation_images(split, len(classes) - 1)
+    store.announce(runs, trainings)
     results = store.results(runs, trainings)
     pairs = [ask(label, result, study.images(runs.source)) for label, result in zip(classes, results, strict=True)]
     write(runs.source, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], commit)
