@@ -89,16 +89,17 @@ def test_a_result_is_kept_and_its_training_runs_once(study: Study, work: list[st
     """It has its params, dvc.lock, outputs and provenance. The work copy and the checkpoint go, the run stays."""
     (result,) = store.results(study, [ONE])
     assert result.config.train.lr == 0.1
-    assert result.hashes == {EVAL: files.md5(result.folder / EVAL), "models/model.safetensors": "c" * 32}
-    kept = {path.name for path in result.folder.rglob("*") if path.is_file()}
-    assert kept == {"params.yaml", "dvc.lock", "eval.json", "provenance.json", store.HASHES}
+    kept = {name: files.md5(result.folder / name) for name in (EVAL, *store.RECORD)}
+    assert result.hashes == kept | {"models/model.safetensors": "c" * 32}
+    names = {path.name for path in result.folder.rglob("*") if path.is_file()}
+    assert names == {"params.yaml", "dvc.lock", "eval.json", "provenance.json", store.HASHES}
     assert sorted(path.name for path in study.source.folder.parent.iterdir()) == [store.RUNS, store.SOURCE]
     assert not [*study.runs.glob("*/*checkpoint.pt")]
     assert [one.config.train.lr for one in store.results(study, [OTHER, ONE])] == [0.2, 0.1]
     assert work == ["the one", "the one"]
 
 
-@pytest.mark.parametrize("name", [EVAL, store.HASHES])
+@pytest.mark.parametrize("name", [EVAL, store.HASHES, *store.RECORD])
 @pytest.mark.parametrize("content", [b"", None])
 def test_a_damaged_result_is_none(study: Study, work: list[str], name: str, content: bytes | None) -> None:
     """A power cut empties a file, or it is missing: the training runs again."""

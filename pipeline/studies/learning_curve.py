@@ -96,6 +96,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     splits = store.splits(runs, trainings)
     if folds > 1:
         answers_of_folds.check(splits[-folds:])  # those of the whole training images
+    config = runs.source.config
     check_batch(config, min(map(training_images, splits)))
     store.announce(runs, trainings)
     results = store.results(runs, trainings)

@@ -28,9 +28,11 @@ from pipeline.versioning import cache_repair, dvc_lock, identity
 from pipeline.versioning.dvc_lock import Hashes
 
 RESULTS = workcopy.FOLDER / "results"  # of all studies
-HASHES = "hashes.json"  # in such a folder: the hash of every output of the training
+HASHES = "hashes.json"  # in such a folder: the MD5 of every output of the training, and of RECORD
+RECORD = (params.FILE.name, dvc_lock.LOCK.name)  # what a result has besides outputs
 SOURCE, RUNS = "source", "runs"  # in the folder of a study: see Study
-FIRST = ("download", "weights", "split", "prepare", "features")  # in the source; kept.csv is the same for every split
+# In the source of a study of the project. `prepare` packs the images of kept.csv: those of every split of a study.
+FIRST = ("download", "weights", "split", "prepare", "features")
 STAGES = ("split", "train", "evaluate")
 LETTERS = 8  # hexadecimal digits of the digest in a name
 
@@ -42,6 +44,7 @@ class Training:
     name: str  # begins the names of its work copy and of the folder of its run
     values: Mapping[str, Any]  # dotted key → value: the params that are not those of the source
     title: str  # for messages
+    noun: str = "trainings"  # of several, for messages
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,11 @@ class Study:
         return RESULTS / self.digest(training)
 
     def hashes(self, training: Training) -> Hashes:
-        """The hashes of all outputs of a training; empty if it has no result, or if a power cut has damaged that."""
+        """The hashes of all outputs of a training; empty if it has no result, or if a file of the result is damaged."""
         folder = self.result(training)
         with suppress(UserError, OSError):
             hashes = schema.json_of(folder / HASHES, Hashes, "run again")
-            if all(files.md5(folder / name) == hashes.get(name) for name in self.outputs):
+            if all(files.md5(folder / name) == hashes.get(name) for name in (*RECORD, *self.outputs)):
                 return hashes
         return {}
 
@@ -108,7 +111,7 @@ class Result:
 
 @contextmanager
 def study_folder(name: str, command: str) -> Iterator[Path]:
-    """A block with a folder for the work copies of a study. Of a start before it has the checkpoints alone.
+    """A block with a folder for the work copies of a study. From an earlier start it has only the checkpoints.
 
     DVC's cache is repaired before the block. After a block without an error the folder is removed. `command` begins the
     messages. Raises UserError if another process works in the folder.
@@ -141,7 +144,7 @@ def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:
     Raises UserError if a split keeps other images than the source, whose packed images all trainings read.
     """
     only = replace(study, stages=("split",), outputs=(Paths.split, Paths.kept))
-    made = results(only, [replace(training, title=f"{training.title}: split") for training in trainings])
+    made = results(only, [replace(one, title=f"{one.title}: split", noun="splits") for one in trainings])
     for split in made:
         if split.hashes[Paths.kept] != files.md5(study.source.folder / Paths.kept):
             value, remedy = f"other images than in {study.source.folder}", "run again"
@@ -189,7 +192,8 @@ def announce(study: Study, trainings: Sequence[Training]) -> None:
     whole = [replace(part, seconds=part.seconds * factors[part.name]) for part in parts if part.name in factors]
     at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
     time = estimate.describe_total(configs[0], whole)
-    print(f"{study.command}: time of {len(trainings)} trainings{at_once}: {time}", flush=True)
+    count = f"{len(trainings)} training{'s' if len(trainings) > 1 else ''}"
+    print(f"{study.command}: time of {count}{at_once}: {time}", flush=True)
 
 
 def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, tuple[Fault, ...]]]:
@@ -198,11 +202,8 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
     With the folder of its result, and with the reasons if it has failed.
     """
     waiting = [training for training in trainings if not study.hashes(training)]
-    if len(waiting) < len(trainings):
-        print(
-            f"{study.command}: {len(trainings) - len(waiting)} of {len(trainings)} trainings have finished before",
-            flush=True,
-        )
+    if finished := len(trainings) - len(waiting):
+        print(f"{study.command}: {finished} of {len(trainings)} {trainings[0].noun} have finished before", flush=True)
     by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
     jobs = [
         Job(
@@ -215,7 +216,7 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
         for outcome in outcomes:
             copy, training = outcome.job.folder, by_copy[outcome.job.folder]
             result = study.result(training)
-            with files.atomic_folder(result) as new:
+            with locks.exclusive(RESULTS), files.atomic_folder(result) as new:  # two studies may have one training
                 if outcome.failures:
                     workcopy.copy_files([Path(runner.LOG)], copy, new)
                 else:
@@ -237,6 +238,7 @@ def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:
 def _keep(study: Study, copy: Path, result: Path) -> None:
     """Fill the folder of a result from the work copy."""
     provenance = copy.glob(f"{Paths.runs}/*-{copy.name}-*/provenance.json")
-    names = [Path(params.FILE), dvc_lock.LOCK, *map(Path, study.outputs)]
+    names = [Path(name) for name in (*RECORD, *study.outputs)]
     workcopy.copy_files([*names, *(path.relative_to(copy) for path in provenance)], copy, result)
-    files.write_json(result / HASHES, dvc_lock.outputs(dvc_lock.read(copy / dvc_lock.LOCK), study.stages))
+    hashes = dvc_lock.outputs(dvc_lock.read(copy / dvc_lock.LOCK), study.stages)
+    files.write_json(result / HASHES, hashes | {name: files.md5(result / name) for name in RECORD})
