@@ -25,7 +25,8 @@ def test_real_photos_unpack_and_stay_until_the_next_complete_set(
     download.run(project(tmp_path, source="archive", url=url, sha256=files.sha256(archive)))
     images = tmp_path / "data" / "images"
     size = sum(len(content) for content in contents(images).values())
-    assert all(part in capsys.readouterr().out for part in ("41 files", f"{size:,} bytes", url))
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("41 files", f"{size:,} bytes", url))
     classes = {path.name: len(list(path.iterdir())) for path in images.iterdir() if path.is_dir()}
     assert classes == dict.fromkeys(("daisy", "dandelion", "roses", "sunflowers", "tulips"), 8)
     assert sorted(path.name for path in images.iterdir() if path.is_file()) == ["LICENSE.txt"]

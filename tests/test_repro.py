@@ -299,7 +299,7 @@ def test_a_lock_of_a_killed_dvc_holds_nobody(
         leave_lock(done, other.pid, after)
         before = RWLOCK.read_bytes()
         if is_held:
-            with refuses(("repro", "busy")) as refused:
+            with refuses(("this folder", "busy")) as refused:
                 run(capfd)
             assert str(other.pid) in refused.value.faults[0].value
             assert RWLOCK.read_bytes() == before
@@ -373,7 +373,7 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(
     stage that somebody has stopped alone is named, and goes on at the signal.
     """
     command = begin(*words)
-    with refuses(("repro", "busy")) as refused:
+    with refuses(("this folder", "busy")) as refused:
         run(capfd)
     assert str(command.pid) in refused.value.faults[0].value
     both = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]

@@ -102,11 +102,11 @@ def test_every_optimizer_lowers_the_loss(name: str) -> None:
     net, (batch,) = small_model(), some_batches(1)
     optimizer = OPTIMIZERS[name](network.parameter_groups(net, 1e-3, False), 1.0, 0.9, True)
     learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(net, 0.0), 0.0)
-    before = float(nn.functional.cross_entropy(net(batch.images), batch.labels))
+    before = nn.functional.cross_entropy(net(batch.images), batch.labels).item()
     stream = (replace(batch, step=step) for step in range(20))
     model, totals = PARALLELS["single"](net, ALONE, True, 1), Totals.zero(ALONE.device, 1)
     assert len(list(loop.train(learner, model, stream, [0.01] * 20, totals))) == 20
-    assert float(nn.functional.cross_entropy(net(batch.images), batch.labels)) < 0.9 * before
+    assert nn.functional.cross_entropy(net(batch.images), batch.labels).item() < 0.9 * before
 
 
 def test_the_average_of_the_weights_is_its_closed_form() -> None:
