@@ -81,7 +81,7 @@ def freeze(folder: Path, case: Case) -> int:
     return launcher.wait()
 
 
-@pytest.mark.slow("frozen processes are waited for, 40 seconds; make test has the order of exits, and who is silent")
+@pytest.mark.nightly("frozen trainings are waited for, a minute; make test has who is silent, and the order of exits")
 @pytest.mark.parametrize(
     "cases", [CASES, pytest.param(FURTHER, marks=pytest.mark.nightly("seven further cases of the same"))], ids=len
 )
