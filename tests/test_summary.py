@@ -91,7 +91,7 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
         assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
     moved = put_object(tmp_path, integrity.object_of(tmp_path, new).read_text().replace("b/1,b,test", "b/1,b,train"))
     *_, (_, note) = changes_since(before, Evaluation(moved, "0" * 32), tmp_path)
-    assert note.startswith("1 images of before are in another part now")
+    assert note.startswith("in another part than before: 1 of the images")
 
 
 def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

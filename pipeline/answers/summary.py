@@ -72,7 +72,7 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     return [
         ("test accuracy before", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
         ("used images since then", changes),
-        *([("note", f"{moved:,} images of before are in another part now: {PARTS}")] if moved else []),
+        *([("note", f"in another part than before: {moved:,} of the images; {PARTS}")] if moved else []),
     ]
 
 

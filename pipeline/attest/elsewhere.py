@@ -88,17 +88,17 @@ def hardware_here(config: Params) -> dict[str, Any]:
     return provenance.hardware(world, config.train.threads, config.train.arithmetic)
 
 
-def make_study(reference: Reference, folder: Path, slots: Sequence[Slot], *outputs: str) -> Study:
+def make_study(reference: Reference, copies: Path, slots: Sequence[Slot], *outputs: str) -> Study:
     """The study of the seeds. Its source is a work copy of the commit, without inputs.
 
-    `folder`: that of the study. `outputs`: what a result has besides eval.json.
+    `copies`: the folder of the study. `outputs`: what a result has besides eval.json.
     """
     config = reference.config
     # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
     hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
-    source = repetition.make_copy(folder / store.SOURCE, config, {})
+    source = repetition.make_copy(copies / store.SOURCE, config, {})
     return Study(
-        "verify", source, folder / store.RUNS, slots, STAGES, (eval_file(config), *outputs),
+        "verify", source, copies / store.RUNS, slots, STAGES, (eval_file(config), *outputs),
         (*repetition.BY_FORCE, "--single-item"), {"versions": provenance.versions(), "hardware": hardware},
     )  # fmt: skip
 

@@ -123,10 +123,12 @@ def copy_again(source: Path, folder: Path, values: Mapping[str, Any], links: Col
     `links`: files and folders of the source that it reads there. What is in the folder is removed.
     """
     files.remove(folder)
-    linked = [source / name for name in links]
-    entries = [path for path in source.rglob("*") if path.is_symlink() or path.is_file()]
-    own = [path for path in entries if not any(path.is_relative_to(link) for link in linked)]
-    copy_files([path.relative_to(source) for path in own], source, folder)
+    linked = {source / name for name in links}
+
+    def left_out(parent: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(parent, name) in linked]
+
+    shutil.copytree(source, folder, symlinks=True, ignore=left_out)  # without a walk through the images
     for name in links:
         files.link(folder / name, source / name)
     document.rewrite(folder / params.FILE, values)
