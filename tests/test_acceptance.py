@@ -172,11 +172,11 @@ def test_a_class_that_is_left_out_is_in_no_split(tmp_path: Path) -> None:
     put(folder / "third/copy.png", 200)
     (folder / "third/broken.png").write_bytes((folder / "third/200.png").read_bytes()[:60])
     rows, _ = do_split(folder, leave_out="third")
-    reasons = Counter(split_table.kind(row.reason) for row in rows if row.image_file.label == "third")
+    reasons = Counter(split_table.kind(row.reason) for row in rows if row.label == "third")
     assert reasons[split_table.LEAVE_OUT] == 10
     assert len(reasons) == 3
-    assert {row.split for row in rows if row.image_file.label == "third"} == {""}
-    assert all(row.reason for row in rows if row.image_file.label == "third")
+    assert {row.split for row in rows if row.label == "third"} == {""}
+    assert all(row.reason for row in rows if row.label == "third")
     with refuses(("split.leave_out", "value")):
         do_split(folder, leave_out="fourth")
 
@@ -189,8 +189,8 @@ def test_a_smaller_share_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
     used, others = [], []
     for share in (0.25, 0.5, 1.0):
         rows, _ = do_split(folder, train_share=share)
-        used.append({row.image_file.path for row in rows if row.split == "train"})
-        others.append({(row.image_file.path, row.split) for row in rows if row.split in ("val", "test")})
+        used.append({row.path for row in rows if row.split == "train"})
+        others.append({(row.path, row.split) for row in rows if row.split in ("val", "test")})
     assert used[0] < used[1] < used[2]
     assert others[0] == others[1] == others[2]
     with refuses(("split.train_share", "value")):

@@ -170,7 +170,7 @@ def test_many_classes_and_credits_are_cut(folder: Path, monkeypatch: pytest.Monk
     config = reports.config_in(folder)
     rows = split_table.all_rows(Path(config.paths.split))
     known = facts.read(config, identity.settings(config, ["report"]), rows)
-    used = [one["path"] for one in rows if not one["reason"]]
+    used = [row.path for row in rows if not row.reason]
     makers = {path: f"CC-BY by {number:03}" for number, path in enumerate(used)}
     classes = tuple(f"class {k}" for k in range(103))
     many = replace(known, outcome=replace(known.outcome, classes=classes), credits=makers)

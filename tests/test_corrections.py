@@ -49,7 +49,7 @@ def do_split(folder: Path, *lines: str, **changes: Any) -> split.Result:
 
 
 def labels(result: split.Result) -> dict[str, str]:
-    return {row.image_file.path: row.image_file.label for row in result.rows}
+    return {row.path: row.label for row in result.rows}
 
 
 # ---- the table ----

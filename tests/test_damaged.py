@@ -351,7 +351,7 @@ def test_a_name_may_have_a_line_break_of_windows(folder: Path, monkeypatch: pyte
     monkeypatch.chdir(folder)
     swap("a/1.png", '"a/1\r\n.png"')(table := Path("data/split.csv"))
     table.write_bytes(table.read_bytes().replace(b"1\n.png", b"1\r\n.png"))
-    assert split_table.all_rows(table)[0]["path"] == "a/1\r\n.png"
+    assert split_table.all_rows(table)[0].path == "a/1\r\n.png"
 
 
 def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

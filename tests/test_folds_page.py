@@ -38,15 +38,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> FoldPredictions:
     """Invented answers for every image of the split, mostly right; every 12th image has a wrong label."""
-    rows = sorted(split_table.kept_rows(project / "data/split.csv"), key=lambda row: row["path"])
-    classes = tuple(sorted({row["class"] for row in rows}))
-    labels = np.array([classes.index(row["class"]) for row in rows], np.int64)
+    rows = sorted(split_table.kept_rows(project / "data/split.csv"), key=lambda row: row.path)
+    classes = tuple(sorted({row.label for row in rows}))
+    labels = np.array([classes.index(row.label) for row in rows], np.int64)
     numbers, random = np.arange(len(rows)), np.random.default_rng(0)
     logits = random.normal(0, 1, (len(seeds), len(rows), len(classes)))
     logits[:, numbers, labels] += 2.5
     logits[:, numbers[::12], (labels[::12] + 1) % len(classes)] += 9
     probabilities = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
-    return FoldPredictions(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, probabilities)
+    return FoldPredictions(classes, tuple(row.path for row in rows), labels, numbers % FOLDS, seeds, probabilities)
 
 
 def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:

@@ -18,11 +18,13 @@ from PIL import Image
 from pipeline.base import threads
 from pipeline.config.params import Prepare
 from pipeline.data import decoders, findings, formats, images
-from pipeline.dataset import packed
+from pipeline.data.images import ImageInfo
+from pipeline.dataset import packed, split_table
+from pipeline.dataset.split_table import ImageRow
 from pipeline.sources.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT
-from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, left_out, needs_heif
+from tests.helpers.datasets import HAS_HEIF, decode, do_split, left_out, needs_heif, settings
 from tests.helpers.refusals import refuses
 
 # pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
@@ -216,12 +218,12 @@ class World:
 
     folder: Path
     scenes: dict[str, Image.Image]
-    rows: Rows
-    counts: Counts
+    split: split.Result
     squares: dict[str, NDArray[np.uint8]]
 
-    def row(self, case: Case) -> split.Row:
-        return next(row for row in self.rows if row.image_file.path.endswith(f"/{case.name}"))
+    def row(self, case: Case) -> tuple[ImageRow, ImageInfo]:
+        pairs = zip(self.split.rows, self.split.infos, strict=True)
+        return next(pair for pair in pairs if pair[0].path.endswith(f"/{case.name}"))
 
 
 @pytest.fixture(scope="module")
@@ -229,13 +231,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """All cases, split and packed."""
     folder = tmp_path_factory.mktemp("formats")
     scenes = make(folder / "images")
-    rows, counts = do_split(folder / "images", max_unreadable=len(PRESENT))
-    split.write_tables(rows, folder / "split.csv", folder / "kept.csv")
+    result = split.split(Originals(folder / "images", {}), settings(max_unreadable=len(PRESENT)), workers=2)
+    split_table.write(result.rows, folder / "split.csv", folder / "kept.csv")
     prepare.prepare(
         Originals(folder / "images", {}), folder / "kept.csv", folder / "packed", Prepare(size=SIDE), workers=2
     )
     data = packed.load(folder / "packed", folder / "split.csv")
-    return World(folder / "images", scenes, rows, counts, dict(zip(data.paths, data.images, strict=True)))
+    return World(folder / "images", scenes, result, dict(zip(data.paths, data.images, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -243,22 +245,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 )
 def test_each_kind_of_file_ends_as_stated(world: World, case: Case) -> None:
     """The split gives the stated reason, or keeps the image; then prepare packs what is to be seen in it."""
-    row = world.row(case)
-    assert (row.reason, row.info.has_more, row.info.is_dark) == (case.reason, case.has_more, case.is_dark)
+    row, info = world.row(case)
+    assert (row.reason, info.has_more, info.is_dark) == (case.reason, case.has_more, case.is_dark)
     if not case.reason:
-        original = world.scenes[row.image_file.path]
-        assert (row.info.width, row.info.height) == original.size
+        original = world.scenes[row.path]
+        assert (row.width, row.height) == original.size
         square = np.asarray(original.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)).astype(int)
-        assert abs(world.squares[row.image_file.path] - square).mean() < case.tolerance
+        assert abs(world.squares[row.path] - square).mean() < case.tolerance
 
 
 def test_each_kind_is_counted_and_what_is_odd_is_said(world: World) -> None:
     """Files are counted by reason; those of several images, dark ones and each unsupported format have a line."""
     reasons = [case.reason for case in PRESENT]
-    assert left_out(world.rows) == {reason: reasons.count(reason) for reason in reasons if reason}
-    assert world.counts["files_of_several_images"] == sum(case.has_more for case in PRESENT)
-    assert world.counts["dark_16_bit"] == sum(case.is_dark for case in PRESENT)
-    infos = [(row.image_file.path, row.info) for row in world.rows]
+    assert left_out(world.split.rows) == {reason: reasons.count(reason) for reason in reasons if reason}
+    assert world.split.counts["files_of_several_images"] == sum(case.has_more for case in PRESENT)
+    assert world.split.counts["dark_16_bit"] == sum(case.is_dark for case in PRESENT)
+    infos = [(row.path, info) for row, info in zip(world.split.rows, world.split.infos, strict=True)]
     several_images, dark, *others = findings.lines(infos)
     assert next(path for path, info in infos if info.has_more) in several_images
     assert next(path for path, info in infos if info.is_dark) in dark
@@ -350,11 +352,11 @@ def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
         (class_folder(tmp_path, seed) / f"{seed}.png").write_bytes(plain("PNG", seed)[0])
     photo = tmp_path / "cat/IMG_1.HEIC"
     photo.write_bytes(boxes(b"heic\0\0\0\0mif1heic", 0)[0])
-    rows, counts = do_split(tmp_path, max_unreadable=1)
-    assert [row.image_file.path for row in rows if row.reason == "unsupported format: HEIC"] == ["cat/IMG_1.HEIC"]
+    rows, infos, counts, _ = split.split(Originals(tmp_path, {}), settings(max_unreadable=1), workers=2)
+    assert [row.path for row in rows if row.reason == "unsupported format: HEIC"] == ["cat/IMG_1.HEIC"]
     assert (counts["kept"], sum(left_out(rows).values())) == (20, 1)
     remedy = formats.remedy("HEIC")
-    line = next(findings.lines([(row.image_file.path, row.info) for row in rows]))
+    line = next(findings.lines([(row.path, info) for row, info in zip(rows, infos, strict=True)]))
     assert remedy in line
     with refuses(("split.max_unreadable", "damaged")) as error:
         do_split(tmp_path, max_unreadable=0)

@@ -16,11 +16,11 @@ from PIL import Image
 from pipeline.config.params import Grey, Prepare
 from pipeline.data import grey, images
 from pipeline.data.duplicates import perceptual_hash
-from pipeline.dataset import packed
+from pipeline.dataset import packed, split_table
 from pipeline.evaluation import photos
 from pipeline.models.description import View
 from pipeline.sources.originals import Originals
-from pipeline.stages import prepare, split
+from pipeline.stages import prepare
 from tests.helpers.datasets import do_split, two_classes
 
 GREYS: tuple[Grey, ...] = ("full", "minmax", "percentile")
@@ -152,7 +152,7 @@ def test_prepare_and_predict_scale_alike(tmp_path: Path, choice: Grey) -> None:
     folder = two_classes(tmp_path / "images")
     path = save(folder / "cat/dark.png", noise(0, 0, 4095))
     rows, _ = do_split(folder)
-    split.write_tables(rows, tmp_path / "split.csv", tmp_path / "kept.csv")
+    split_table.write(rows, tmp_path / "split.csv", tmp_path / "kept.csv")
     settings = Prepare(size=32, grey=choice)
     prepare.prepare(Originals(folder, {}), tmp_path / "kept.csv", tmp_path / "packed", settings, workers=2)
     data = packed.load(tmp_path / "packed", tmp_path / "split.csv")

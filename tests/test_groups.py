@@ -97,7 +97,7 @@ def test_near_duplicates_join_groups(tmp_path: Path) -> None:
     folder = patients(tmp_path / "images")
     put(folder / "cat/cat2/near.png", 3, side=48)  # the same image, larger, is cat1's
     rows, _ = do_split(folder, group="folder")
-    keys = {row.group for row in rows if row.image_file.path.startswith(("cat/cat1/", "cat/cat2/"))}
+    keys = {row.group for row in rows if row.path.startswith(("cat/cat1/", "cat/cat2/"))}
     assert len(keys) == 1
 
 

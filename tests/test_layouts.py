@@ -148,10 +148,10 @@ def test_a_layout_ends_as_stated(case: Case, tmp_path: Path) -> None:
         with refuses(*((key.replace("images", f"{tmp_path}/images"), kind) for key, kind in case.faults)):
             copy_and_split()
         return
-    rows, counts, layout = copy_and_split()
+    rows, _, counts, layout = copy_and_split()
     assert tuple(counts["splits"].values()) == case.parts
     assert list(counts["classes"]) == ["cat", "dog"]
-    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    excluded = [(row.reason, row.path) for row in rows if row.reason]
     text = "\n".join(split_report.lines(layout, counts, excluded))
     for words in case.says:
         assert words in text

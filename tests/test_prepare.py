@@ -14,7 +14,7 @@ from pipeline.config.params import Prepare
 from pipeline.data import images
 from pipeline.dataset import packed, split_table
 from pipeline.sources.originals import Originals
-from pipeline.stages import prepare, split
+from pipeline.stages import prepare
 from tests.helpers.datasets import do_split
 from tests.helpers.refusals import refuses
 
@@ -24,7 +24,7 @@ SIZE = 32
 def write_split(folder: Path, **changes: Any) -> None:
     """Write split.csv and kept.csv of the images in `folder`/images, with these settings of the split."""
     rows, _ = do_split(folder / "images", **changes)
-    split.write_tables(rows, folder / "split.csv", folder / "kept.csv")
+    split_table.write(rows, folder / "split.csv", folder / "kept.csv")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
 from pipeline.data.suspects import Suspect
 from pipeline.dataset import split_table
+from pipeline.dataset.split_table import ImageRow
 from pipeline.evaluation.metrics import Share
 from pipeline.models import description
 from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome, page, rendering, settings
@@ -264,14 +265,11 @@ def test_the_commands_on_the_page_exist(finished: Path, elements: Element) -> No
 def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
     """Of 50,000 files that are left out for three reasons, and 3,000 groups, only so many are shown; all count."""
     rows = [
-        {"path": f"a/{k}.png", "class": "a", "split": "", "pixels": "", "group": "", "reason": reason}
+        ImageRow(f"a/{k}.png", "a", reason=reason)
         for reason, count in (("truncated", 49_000), ("too small", 999), ("empty", 1))
         for k in range(count)
     ]
-    rows += [
-        {"path": f"b/{k}.png", "class": "b", "split": "train", "pixels": "", "group": f"{k // 3}", "reason": ""}
-        for k in range(9_000)
-    ]
+    rows += [ImageRow(f"b/{k}.png", "b", "train", group=f"{k // 3}") for k in range(9_000)]
     counts = audit.summarize_split(rows)
     assert [(one.name, one.count, len(one.examples)) for one in counts.reasons] == [
         ("truncated", 49_000, 12), ("too small", 999, 12), ("empty", 1, 1)
@@ -286,8 +284,8 @@ def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
 
 def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
     """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
-    rows = [{"path": f"{k}.png", "class": "<a>", "split": "test", "reason": "", "group": ""} for k in range(9)]
-    rows.append(rows[0] | {"path": "out.png", "split": "", "reason": "excluded by hand: a cup of <tea>", "pixels": "1"})
+    rows = [ImageRow(f"{k}.png", "<a>", "test") for k in range(9)]
+    rows.append(ImageRow("out.png", "<a>", "", "excluded by hand: a cup of <tea>", pixels="1"))
     suspects = [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)]
     counts = audit.summarize_split(rows, suspects)
     assert [(reason.name, reason.examples[0].is_picture) for reason in counts.reasons] == [("excluded by hand", True)]

@@ -19,8 +19,10 @@ from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.splitting import Assignment
-from pipeline.dataset.split_table import HEADER, SPLITS
+from pipeline.dataset import split_table
+from pipeline.dataset.split_table import SPLITS
 from pipeline.sources.layout import ImageFile
+from pipeline.sources.originals import Originals
 from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers import datasets
@@ -56,7 +58,7 @@ def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Co
     """Brute force over all pairs finds as many within the threshold as were counted, each in one split and group."""
     rows, counts = photos_split
     used_rows = [row for row in rows if row.split]
-    hashes = np.array([row.info.phash for row in used_rows], np.uint64)
+    hashes = np.array([int(row.phash, 16) for row in used_rows], np.uint64)
     pairs = datasets.near_by_brute_force(hashes, 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
     assert all((used_rows[a].split, used_rows[a].group) == (used_rows[b].split, used_rows[b].group) for a, b in pairs)
@@ -91,7 +93,8 @@ def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(odd):
         put(small / "dog" / name, 200 + seed)
     rows, _ = do_split(small)
-    files.write_csv(tmp_path / "split.csv", HEADER, map(split.cells, rows))
+    split_table.write(rows, tmp_path / "split.csv", tmp_path / "kept.csv")
+    assert split_table.all_rows(tmp_path / "split.csv") == rows
     back = files.read_csv(tmp_path / "split.csv")
     paths = [row["path"] for row in back]
     assert {f"dog/{name}" for name in odd} <= set(paths)
@@ -152,9 +155,9 @@ def test_each_count_has_its_name(small: Path) -> None:
     """Another value for each count."""
     for name in ("cat/0 again.png", "dog/0.png"):
         shutil.copy(small / "cat/0.png", small / name)
-    rows, _ = do_split(small)
+    rows, infos, *_ = split.split(Originals(small, {}), settings(), workers=2)
     near = NearDuplicates(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 11, 13)  # the images of these groups
-    counts = split.summary(["cat", "dog"], rows, Assignment([], [*"aaaaabbc"], near, 17))
+    counts = split.summary(["cat", "dog"], rows, infos, Assignment([], [*"aaaaabbc"], near, 17))
     assert {name: value for name, value in counts.items() if isinstance(value, int)} == {
         "images": 22, "kept": 8, "exact_duplicate_pairs": 3, "conflicts": 1, "near_duplicate_pairs": 11,
         "near_duplicate_groups": 2, "largest_group": 5, "near_duplicates_across_splits": 13, "moved_to_fill": 17,
@@ -176,14 +179,14 @@ def test_a_part_cut_from_train_has_no_near_duplicate_in_a_given_part(tmp_path: P
     assert all(splits[f"train/cat/{number}.png"] == "train" for number in range(3))
     assert counts["near_duplicates_across_splits"] == 3
     assert counts["cut_from_train"] == {"test": counts["splits"]["test"]}
-    cut = {(row.image_file.label, row.image_file.path.split("/")[0]) for row in rows if row.split == "test"}
+    cut = {(row.label, row.path.split("/")[0]) for row in rows if row.split == "test"}
     assert cut == {("cat", "train"), ("dog", "train")}
 
 
 def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
     """Only an image that was not decoded has an empty cell."""
     for info, cell in ((ImageInfo("", 40, 24, "ab" * 32, phash=0), "0" * 16), (ImageInfo("truncated", 40, 24), "")):
-        assert split.cells(split.Row(ImageFile("a/b.png", "a", ""), "", info, "", ""))[HEADER.index("phash")] == cell
+        assert split.image_row(ImageFile("a/b.png", "a", ""), info, "", "", "", settings()).phash == cell
 
 
 @given(st.integers(2, 1000), st.integers(1, 80), st.integers(1, 19))

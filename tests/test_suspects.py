@@ -16,6 +16,7 @@ from pipeline.config import params
 from pipeline.data import appearance, duplicates, images, suspects
 from pipeline.data.appearance import Appearance
 from pipeline.data.images import ImageInfo
+from pipeline.dataset.split_table import ImageRow
 from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers.datasets import noise_image, put
@@ -38,10 +39,8 @@ def inspect(path: Path) -> ImageInfo:
 
 def issues(infos: Mapping[str, ImageInfo]) -> dict[str, set[str]]:
     """Path → the issues of its image."""
-    images = [
-        suspects.UsedImage(path, "a", "train", info.width, info.height, info.look) for path, info in infos.items()
-    ]
-    rows = suspects.find(images)
+    images = [ImageRow(path, width=info.width, height=info.height) for path, info in infos.items()]
+    rows = suspects.find(images, [info.look for info in infos.values()])
     return {path: {row.issue for row in rows if row.path == path} for path in infos}
 
 
@@ -114,12 +113,12 @@ def test_where_most_sizes_are_equal_a_little_more_is_not_odd() -> None:
     limit that its value passes, with three digits after the point.
     """
     sides = [*[100] * 40, 60, 69, 70, 99, 101, 130, 131, 200]
-    look = used_image("", brightest=0.8).look
-    rows = suspects.find([suspects.UsedImage(f"{side}", "a", "train", side, side, look) for side in sides])
+    images = [ImageRow(f"{side}", width=side, height=side) for side in sides]
+    rows = suspects.find(images, [look(brightest=0.8)] * len(sides))
     assert [(row.issue, row.value, row.limit) for row in rows] == [
         ("odd_size", 200.0, 130.0), ("odd_size", 60.0, 70.0), ("odd_size", 131.0, 130.0), ("odd_size", 69.0, 70.0),
     ]  # fmt: skip
-    (dark,) = suspects.find([used_image("x", brightest=1 / 9)])
+    (dark,) = suspects.find([ImageRow("x", width=9, height=9)], [look(brightest=1 / 9)])
     assert (dark.value, dark.limit) == (0.111, 0.32)
 
 
@@ -144,9 +143,9 @@ def test_the_measures_follow_their_definitions(image: Image.Image) -> None:
 # ---- the table, and what is printed ----
 
 
-def used_image(path: str, **look: Any) -> suspects.UsedImage:
-    usual = {"darkest": 0.1, "brightest": 0.9, "entropy": 8.0, "colour": 99, "edges": 99.0} | look
-    return suspects.UsedImage(path, "a", "train", 100, 100, Appearance(**usual))
+def look(**measures: Any) -> Appearance:
+    usual = {"darkest": 0.1, "brightest": 0.9, "entropy": 8.0, "colour": 99, "edges": 99.0}
+    return Appearance(**usual | measures)
 
 
 def test_the_worst_comes_first() -> None:
@@ -155,7 +154,8 @@ def test_the_worst_comes_first() -> None:
         "d": {"edges": 30.0}, "b": {"edges": 33.0}, "c": {"edges": 20.0, "entropy": 1.0}, "a": {"edges": 33.0},
         "plain": {"edges": 20.0, "evenness": 99.0}, "ok": {},
     }  # fmt: skip
-    rows = suspects.find([used_image(path, **look) for path, look in looks.items()])
+    images = [ImageRow(path, width=100, height=100) for path in looks]
+    rows = suspects.find(images, [look(**measures) for measures in looks.values()])
     assert [(row.issue, row.path, row.value) for row in rows] == [
         ("blurred", "c", 20.0), ("blurred", "d", 30.0), ("blurred", "a", 33.0), ("blurred", "b", 33.0),
         ("low_information", "c", 1.0),

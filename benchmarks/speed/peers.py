@@ -67,8 +67,8 @@ def link_photos(folder: Path) -> None:
     """Make photos/train/CLASS and photos/val/CLASS in a prepared copy, with links to the photos of these splits."""
     config = params.load(folder / "params.yaml")
     for number, row in enumerate(split_table.kept_rows(folder / config.paths.split)):
-        original = folder / config.paths.images / row["path"]
-        link = folder / "photos" / row["split"] / row["class"] / f"{number:07}{original.suffix}"
+        original = folder / config.paths.images / row.path
+        link = folder / "photos" / row.split / row.label / f"{number:07}{original.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(original)
 

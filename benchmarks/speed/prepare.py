@@ -41,7 +41,7 @@ def worker(name: str, folder: str) -> None:
     os.chdir(folder)
     config, cores = params.load(), linux.usable_cores()
     images, split_csv = Path(config.paths.images), Path(config.paths.split)
-    paths, size = [images / line["path"] for line in split_table.kept_rows(split_csv)], config.prepare.size
+    paths, size = [images / line.path for line in split_table.kept_rows(split_csv)], config.prepare.size
 
     def ours() -> None:
         prepare.run(config)

@@ -133,7 +133,7 @@ def main() -> None:
         folder = base / "copy"
         changes = (workspace.ONE_PROCESS, {"train": {"device": options.device}}, preset.recipe(0), photos.params)
         workspace.create_prepared(folder, *changes, store=options.store)
-        images = sum(row["split"] == "train" for row in split_table.kept_rows(folder / "data/split.csv"))
+        images = sum(row.split == "train" for row in split_table.kept_rows(folder / "data/split.csv"))
         recipe = preset.recipe(images)  # the epochs and the batch of a preset depend on the number of images
         workspace.set_params(folder, recipe)
         about = {"target": preset.target, "packed_size": recipe["prepare"]["size"], **recipe["train"]}

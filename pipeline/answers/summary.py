@@ -10,14 +10,13 @@ from pipeline.base.text import in_words, visible
 from pipeline.config.params import Paths
 from pipeline.data import split_report
 from pipeline.dataset import split_table
-from pipeline.dataset.split_table import SPLITS
+from pipeline.dataset.split_table import SPLITS, ImageRow
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.versioning import dvc_lock, integrity
 
 Rows = Sequence[tuple[str, str]]  # name and text
-Images = Mapping[str, Mapping[str, str]]  # path → the row of split.csv, for each image that is not excluded
-IDENTITY = ("class", "pixels")  # what makes an image another one
+Images = Mapping[str, ImageRow]  # path → the row of split.csv, for each image that is not excluded
 PARTS = "the accuracies are of other test images; perennial compare HEAD workspace tests on those of both"
 
 
@@ -62,10 +61,10 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     objects = [integrity.object_of(cache, md5) for md5 in (before.split, before.predictions, after.split)]
     if not all(path.is_file() for path in objects):
         return []
-    old, new = ({row["path"]: row for row in split_table.kept_rows(table)} for table in (objects[0], objects[2]))
+    old, new = ({row.path: row for row in split_table.kept_rows(table)} for table in (objects[0], objects[2]))
     if not (changes := ", ".join(_changes(old, new))):
         return []
-    moved = sum(old[path]["split"] != new[path]["split"] for path in old.keys() & new.keys())
+    moved = sum(old[path].split != new[path].split for path in old.keys() & new.keys())
     answers = files.read_csv(objects[1])
     right, total = sum(row["label"] == row["prediction"] for row in answers), len(answers)
     low, high = metrics.wilson(right, total)
@@ -76,15 +75,20 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     ]
 
 
+def _identity(row: ImageRow) -> tuple[str, str]:
+    """What makes an image another one."""
+    return row.label, row.pixels
+
+
 def _changes(old: Images, new: Images) -> Iterator[str]:
     """The number of images that were added, removed or changed, in total and for each class."""
     both = new.keys() & old.keys()
     for word, paths, table in (
         ("added", new.keys() - old.keys(), new),
         ("removed", old.keys() - new.keys(), old),
-        ("changed", {path for path in both if any(new[path][key] != old[path][key] for key in IDENTITY)}, new),
+        ("changed", {path for path in both if _identity(new[path]) != _identity(old[path])}, new),
     ):
-        if counts := Counter(table[path]["class"] for path in sorted(paths)):
+        if counts := Counter(table[path].label for path in sorted(paths)):
             class_counts = in_words([f"{visible(label)} {images:,}" for label, images in counts.most_common()])
             yield f"{len(paths):,} {word} ({class_counts})"
 

@@ -6,8 +6,7 @@ image. Some limits depend on all images of the set.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 from pipeline.base import files, schema
 from pipeline.base.text import visible
 from pipeline.data.appearance import Appearance
+from pipeline.dataset.split_table import ImageRow
 
 NAME = "suspects.csv"
 HEADER = ("issue", "path", "class", "split", "value", "limit")
@@ -39,18 +39,6 @@ class Outlier(NamedTuple):
     limit: float
 
 
-@dataclass(frozen=True)
-class UsedImage:
-    """An image that is used: its cells in split.csv, and its appearance."""
-
-    path: str
-    label: str
-    split: str
-    width: int
-    height: int
-    look: Appearance
-
-
 class Suspect(NamedTuple):
     """A row of suspects.csv, in the order of HEADER."""
 
@@ -62,46 +50,52 @@ class Suspect(NamedTuple):
     limit: float
 
 
-def _below(images: Sequence[UsedImage], measure: Callable[[UsedImage], float], limit: float) -> list[Outlier]:
-    values = [measure(image) for image in images]
+Rows = Sequence[ImageRow]  # of the used images
+Looks = Sequence[Appearance]  # of the same images
+
+
+def _below(values: Iterable[float], limit: float) -> list[Outlier]:
     return [Outlier(row, value, limit) for row, value in enumerate(values) if value < limit]
 
 
-def _dark(images: Sequence[UsedImage]) -> list[Outlier]:
-    return _below(images, lambda image: image.look.brightest, DARK)
+def _above(values: Iterable[float], limit: float) -> list[Outlier]:
+    return [Outlier(row, value, limit) for row, value in enumerate(values) if value > limit]
 
 
-def _bright(images: Sequence[UsedImage]) -> list[Outlier]:
-    return [Outlier(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT]
+def _dark(_: Rows, looks: Looks) -> list[Outlier]:
+    return _below((look.brightest for look in looks), DARK)
 
 
-def _blurred(images: Sequence[UsedImage]) -> list[Outlier]:
-    few_edges = _below(images, lambda image: image.look.edges, EDGES)
-    return [outlier for outlier in few_edges if images[outlier.row].look.evenness <= EVENNESS]
+def _bright(_: Rows, looks: Looks) -> list[Outlier]:
+    return _above((look.darkest for look in looks), BRIGHT)
 
 
-def _low_information(images: Sequence[UsedImage]) -> list[Outlier]:
-    return _below(images, lambda image: image.look.entropy, ENTROPY)
+def _blurred(_: Rows, looks: Looks) -> list[Outlier]:
+    few_edges = _below((look.edges for look in looks), EDGES)
+    return [outlier for outlier in few_edges if looks[outlier.row].evenness <= EVENNESS]
 
 
-def _grey(images: Sequence[UsedImage]) -> list[Outlier]:
+def _low_information(_: Rows, looks: Looks) -> list[Outlier]:
+    return _below((look.entropy for look in looks), ENTROPY)
+
+
+def _grey(_: Rows, looks: Looks) -> list[Outlier]:
     """The grey images, if more images have colour."""
-    grey = _below(images, lambda image: image.look.colour, GREY)
-    return grey if 2 * len(grey) < len(images) else []
+    grey = _below((look.colour for look in looks), GREY)
+    return grey if 2 * len(grey) < len(looks) else []
 
 
-def _missing_part(images: Sequence[UsedImage]) -> list[Outlier]:
+def _missing_part(_: Rows, looks: Looks) -> list[Outlier]:
     """The images of which a part is mid-grey, if more images have none: others have such a background."""
-    rows = enumerate(image.look.missing for image in images)
-    grey = [Outlier(row, value, MISSING) for row, value in rows if value > MISSING]
-    return grey if 2 * len(grey) < len(images) else []
+    grey = _above((look.missing for look in looks), MISSING)
+    return grey if 2 * len(grey) < len(looks) else []
 
 
-def _odd_aspect(images: Sequence[UsedImage]) -> list[Outlier]:
-    return _below(images, lambda image: min(image.width, image.height) / max(image.width, image.height), ASPECT)
+def _odd_aspect(images: Rows, _: Looks) -> list[Outlier]:
+    return _below((min(image.width, image.height) / max(image.width, image.height) for image in images), ASPECT)
 
 
-def _odd_size(images: Sequence[UsedImage]) -> list[Outlier]:
+def _odd_size(images: Rows, _: Looks) -> list[Outlier]:
     """The images whose size, as the side of a square of equal area, is far from the usual one."""
     sides = np.sqrt(np.array([image.width * image.height for image in images], np.float64))
     first, middle, third = np.percentile(sides, [25, 50, 75])
@@ -123,11 +117,11 @@ ISSUES = {
 }
 
 
-def find(images: Sequence[UsedImage]) -> list[Suspect]:
-    """The suspicious images: issue by issue, the one farthest beyond the limit first, then by path."""
+def find(images: Rows, looks: Looks) -> list[Suspect]:
+    """The suspicious ones of the used images: issue by issue, the one farthest beyond the limit first, then by path."""
     suspects = []
     for issue, find_outliers in ISSUES.items():
-        outliers = find_outliers(images)
+        outliers = find_outliers(images, looks)
         for row, value, limit in sorted(outliers, key=lambda o: (-abs(o.value - o.limit), images[o.row].path)):
             image = images[row]
             suspects.append(Suspect(issue, image.path, image.label, image.split, round(value, 3), round(limit, 3)))

@@ -130,18 +130,16 @@ def load(folder: Path, split_csv: Path) -> Packed:
     if digest.images != len(rows):
         reason, remedy = f"{split_csv} has {len(rows)}", "run the prepare stage again (perennial repro does)"
         raise UserError(Fault(str(folder / DIGEST), f"{digest.images} images", "differs", reason, remedy=remedy))
-    classes = tuple(sorted({row["class"] for row in rows if not row["reason"]}))
+    classes = tuple(sorted({row.label for row in rows if not row.reason}))
     number = {name: index for index, name in enumerate(classes)}
     return Packed(
         folder=folder,
         content=digest,
-        paths=tuple(row["path"] for row in rows),
+        paths=tuple(row.path for row in rows),
         classes=classes,
-        labels=np.array([number.get(row["class"], -1) for row in rows], np.int64),
-        sizes=np.array(
-            [squares.proportions(digest.fit, (int(row["width"]), int(row["height"]))) for row in rows], np.int32
-        ),
-        splits=np.array([row["split"] for row in rows]),
+        labels=np.array([number.get(row.label, -1) for row in rows], np.int64),
+        sizes=np.array([squares.proportions(digest.fit, (row.width, row.height)) for row in rows], np.int32),
+        splits=np.array([row.split for row in rows]),
     )
 
 

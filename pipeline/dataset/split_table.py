@@ -5,8 +5,9 @@ those of split.csv in the same order. It is the same for each seed, fold and fra
 split.leave_out it has the images that they do not use, too: none of these settings packs the images again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.base import files, schema
 
@@ -19,29 +20,56 @@ KEPT_COLUMNS = ("path", "class", "split", "reason", "width", "height")  # the co
 PACKED_COLUMNS = ("path", "width", "height")  # of kept.csv
 
 
-def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]]:
+class ImageRow(NamedTuple):
+    """A row of split.csv: an image file, and what became of the file. The fields are the columns, in their order.
+
+    A table may lack columns: those of kept.csv are `PACKED_COLUMNS`. Then the field has its default value.
+    """
+
+    path: str  # relative to paths.images, with /
+    label: str = ""  # the column `class`
+    split: str = ""  # empty for an image that is not used
+    reason: str = ""  # why the image is not used; empty if it is used
+    width: int = 0  # pixels, upright; 0 without a header
+    height: int = 0
+    pixels: str = ""  # SHA-256 of the decoded image; empty if it was not decoded
+    phash: str = ""  # 16 hexadecimal digits; empty if it was not decoded
+    group: str = ""  # 16 hexadecimal digits, the same for all images of a group; empty for an image that is not used
+
+
+def write(rows: Sequence[ImageRow], split_csv: Path, kept_csv: Path) -> None:
+    """Write both tables. `rows`: of all files."""
+    packed = ((row.path, row.width, row.height) for row in rows if is_packed(row.reason))
+    files.write_csv(kept_csv, PACKED_COLUMNS, packed)
+    files.write_csv(split_csv, HEADER, rows)
+
+
+def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[ImageRow]:
     """The rows of all files, in order, with at least these columns. Raises UserError if the table is damaged."""
+    images = []
     with schema.reading(path, schema.checkout(path)):
         rows = files.read_csv(path)
         ends = path.read_bytes().count(b"\r\n")  # and those inside of names, which a cell keeps
         if ends and ends > sum(str(cell).count("\r\n") for row in rows for cell in row.values()):
             raise ValueError("lines end with CRLF, as another program writes them")
         for number, row in enumerate(rows, start=2):
-            if fault := _fault(row, columns):
-                raise ValueError(f"line {number}: {fault}")
-        if all("reason" in columns and row["reason"] for row in rows):
+            try:
+                images.append(_image(row, columns))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+        if all(image.reason for image in images):
             raise ValueError("no image in it")
-    return rows
+    return images
 
 
-def kept_rows(path: Path) -> list[dict[str, str]]:
+def kept_rows(path: Path) -> list[ImageRow]:
     """The rows of the images that are used, in order. Raises UserError if the table is damaged."""
-    return [row for row in packed_rows(path) if not row["reason"]]
+    return [row for row in packed_rows(path) if not row.reason]
 
 
-def packed_rows(path: Path) -> list[dict[str, str]]:
+def packed_rows(path: Path) -> list[ImageRow]:
     """The rows of the packed images: row i is image i. Raises UserError if the table is damaged."""
-    return [row for row in all_rows(path, KEPT_COLUMNS) if is_packed(row["reason"])]
+    return [row for row in all_rows(path, KEPT_COLUMNS) if is_packed(row.reason)]
 
 
 def is_packed(reason: str) -> bool:
@@ -56,26 +84,28 @@ def kind(reason: str) -> str:
     return BY_HAND if reason.startswith(f"{BY_HAND}: ") else reason
 
 
-def _fault(row: dict[str, str], columns: Sequence[str]) -> str:
-    """The fault of a row; empty if `split` could have written it."""
-    if None in row:  # the key under which csv puts cells without a column
-        return "more cells than columns"
-    if missing := [column for column in columns if row.get(column) is None]:
-        return f"no cell for {', '.join(missing)}"
-    needed = {column: row[column] for column in columns}
-    return _fault_of_packed(needed) if is_packed(needed.get("reason", "")) else ""
+def _image(cells: Mapping[str, str | None], columns: Sequence[str]) -> ImageRow:
+    """The row with these cells. Raises ValueError unless `split` could have written it."""
+    if None in cells:  # the key under which csv puts cells without a column
+        raise ValueError("more cells than columns")
+    if missing := [column for column in columns if cells.get(column) is None]:
+        raise ValueError(f"no cell for {', '.join(missing)}")
+    path, label, split, reason, width, height, pixels, phash, group = (cells.get(column) or "" for column in HEADER)
+    if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (width, height)):
+        raise ValueError(f"size {width!r:.20} × {height!r:.20} is not two numbers of pixels")
+    row = ImageRow(path, label, split, reason, int(width), int(height), pixels, phash, group)
+    if is_packed(reason):
+        _check_packed(row, columns)
+    return row
 
 
-def _fault_of_packed(row: dict[str, str]) -> str:
-    """The fault of the row of a packed image, of split.csv or kept.csv; empty without a fault."""
-    splits = SPLITS if row.get("reason") == "" else ("",)
-    if row.get("split", "") not in splits:
-        return f"split {row['split']!r:.40} is none of {', '.join(splits)}"
-    if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (row["width"], row["height"])):
-        return f"size {row['width']!r:.20} × {row['height']!r:.20} is not two numbers of pixels"
-    if not (row["width"].strip("0") and row["height"].strip("0")):
-        return "an image without a pixel"
-    path, label = row["path"], row.get("class", "-")
+def _check_packed(row: ImageRow, columns: Sequence[str]) -> None:
+    """Raise ValueError unless the row is that of a packed image, in a table with these columns."""
+    splits = SPLITS if "split" in columns and not row.reason else ("",)
+    if row.split not in splits:
+        raise ValueError(f"split {row.split!r:.40} is none of {', '.join(splits)}")
+    if not (row.width and row.height):
+        raise ValueError("an image without a pixel")
+    path, label = row.path, row.label if "class" in columns else "-"
     if not (path and label) or path.startswith("/") or "\0" in path + label or ".." in path.split("/"):
-        return f"path {path!r:.80} of class {label!r:.40} is no image's"
-    return ""
+        raise ValueError(f"path {path!r:.80} of class {label!r:.40} is no image's")

@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 from pipeline.data import decoders
 from pipeline.data.suspects import Suspect
 from pipeline.dataset import split_table
-from pipeline.dataset.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
+from pipeline.dataset.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS, ImageRow
 
 PARTS = (*SPLITS, "excluded")
 MOST_REASONS, MOST_OF_A_REASON = 20, 12  # reasons for an exclusion on a page, and files of each
 MOST_GROUPS, MOST_OF_A_GROUP = 8, 4  # groups of images on a page, and images of each
 MOST_OF_AN_ISSUE = 6  # suspicious images of each issue on a page
 
-Rows = Sequence[dict[str, str]]  # of split.csv
+Rows = Sequence[ImageRow]  # of split.csv
 Item = TypeVar("Item")
 
 
@@ -80,7 +80,7 @@ class Audit:
 def summarize_split(rows: Rows, suspects: Sequence[Suspect] = ()) -> Audit:
     """The audit of all rows of split.csv and of suspects.csv."""
     reasons, groups = _reasons(rows), _groups(rows)
-    counts = Counter((row["class"], row["split"] or "excluded") for row in rows)
+    counts = Counter((row.label, row.split or "excluded") for row in rows)
     return Audit(
         class_counts={label: {part: counts[label, part] for part in PARTS} for label in sorted({c for c, _ in counts})},
         reasons=reasons[:MOST_REASONS],
@@ -106,36 +106,36 @@ def _by_key(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list
 
 
 def _reasons(rows: Rows) -> tuple[Examples[ExcludedFile], ...]:
-    conflicts = _by_key((row for row in rows if row["reason"] == CONFLICT), lambda row: row["pixels"])
-    by_reason = _by_key(rows, lambda row: split_table.kind(row["reason"]))
+    conflicts = _by_key((row for row in rows if row.reason == CONFLICT), lambda row: row.pixels)
+    by_reason = _by_key(rows, lambda row: split_table.kind(row.reason))
     return tuple(
         Examples(name, len(files), tuple(_excluded_file(row, conflicts) for row in files[:MOST_OF_A_REASON]))
         for name, files in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
     )
 
 
-def _excluded_file(row: dict[str, str], conflicts: dict[str, list[dict[str, str]]]) -> ExcludedFile:
+def _excluded_file(row: ImageRow, conflicts: dict[str, list[ImageRow]]) -> ExcludedFile:
     """The file of a row. `conflicts`: the rows of images with conflicting labels, by the hash of their pixels."""
-    kind, same_images, comment = split_table.kind(row["reason"]), [], ""
+    kind, same_images, comment = split_table.kind(row.reason), [], ""
     if kind == CONFLICT:
-        same_images = [other["path"] for other in conflicts[row["pixels"]] if other["path"] != row["path"]]
+        same_images = [other.path for other in conflicts[row.pixels] if other.path != row.path]
     elif kind == DUPLICATE:
-        same_images = [row["reason"].partition(" of ")[2]]
+        same_images = [row.reason.partition(" of ")[2]]
     elif kind == BY_HAND:
-        comment = row["reason"].partition(": ")[2]
+        comment = row.reason.partition(": ")[2]
     # Only files of which every machine can show the picture: a decoder of HEIC is optional.
     is_picture = kind in (DUPLICATE, CONFLICT, BY_HAND, decoders.TOO_SMALL)
-    return ExcludedFile(row["path"], row["class"], tuple(same_images[:MOST_OF_A_GROUP]), comment, is_picture)
+    return ExcludedFile(row.path, row.label, tuple(same_images[:MOST_OF_A_GROUP]), comment, is_picture)
 
 
 def _groups(rows: Rows) -> tuple[Group, ...]:
     groups = [
         Group(
-            tuple(split for split in SPLITS if split in {row["split"] for row in images}),
+            tuple(split for split in SPLITS if split in {row.split for row in images}),
             len(images),
-            tuple(row["path"] for row in images[:MOST_OF_A_GROUP]),
+            tuple(row.path for row in images[:MOST_OF_A_GROUP]),
         )
-        for images in _by_key(rows, lambda row: row["group"]).values()
+        for images in _by_key(rows, lambda row: row.group).values()
         if len(images) > 1
     ]
     return tuple(sorted(groups, key=lambda group: (-group.count, group.examples)))

@@ -22,7 +22,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
     """The text of the card. `rows`: of split.csv; `export`: export.json; `file_hashes`: file of the model → SHA-256."""
     model, outcome = facts.model.model, facts.outcome
     classes = result.class_rows(outcome.classes, outcome.counts)
-    used_paths = [row["path"] for row in rows if not row["reason"]]
+    used_paths = [row.path for row in rows if not row.reason]
     used_credits = [facts.credits[path] for path in used_paths if path in facts.credits]
     makers = Counter(credits.without_address(credit).strip() for credit in used_credits)
     return rendering.card(

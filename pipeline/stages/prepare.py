@@ -14,6 +14,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import images
 from pipeline.dataset import packed, split_table
+from pipeline.dataset.split_table import ImageRow
 from pipeline.running import frame
 from pipeline.sources import originals
 from pipeline.sources.originals import Originals
@@ -26,11 +27,10 @@ def prepare(source: Originals, kept_csv: Path, output: Path, settings: params.Pr
     """
     rows, size = split_table.all_rows(kept_csv, split_table.PACKED_COLUMNS), settings.size
 
-    def resize(row: dict[str, str]) -> NDArray[np.uint8]:
-        path, sha256 = source.file(row["path"])
+    def resize(row: ImageRow) -> NDArray[np.uint8]:
+        path, sha256 = source.file(row.path)
         try:
-            pixels = int(row["width"]) * int(row["height"])
-            return images.resize_to_square(path, size, pixels, settings.grey, sha256, settings.fit)
+            return images.resize_to_square(path, size, row.width * row.height, settings.grey, sha256, settings.fit)
         except FileNotFoundError:
             raise originals.missing_image(path) from None
 

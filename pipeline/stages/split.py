@@ -13,7 +13,7 @@ inspect each image, exclude broken files and exact duplicates (data/duplicates.p
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,8 @@ from pipeline.data import corrections, duplicates, findings, groups, split_repor
 from pipeline.data.folders import interpret
 from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.splitting import Assignment, Cut
-from pipeline.dataset.split_table import HEADER, LEAVE_OUT, PACKED_COLUMNS, SPLITS, TRAIN_SHARE, is_packed
+from pipeline.dataset import split_table
+from pipeline.dataset.split_table import LEAVE_OUT, SPLITS, TRAIN_SHARE, ImageRow
 from pipeline.running import frame
 from pipeline.sources import originals
 from pipeline.sources.layout import ImageFile, Layout
@@ -36,21 +37,11 @@ from pipeline.sources.originals import Originals
 from pipeline.sources.user_table import Table
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of split.csv."""
-
-    image_file: ImageFile
-    reason: str  # empty if kept
-    info: ImageInfo
-    split: str  # empty if excluded
-    group: str  # the group's key; empty if excluded
-
-
 class Result(NamedTuple):
     """What the split made of a folder."""
 
-    rows: list[Row]  # of split.csv
+    rows: list[ImageRow]
+    infos: list[ImageInfo]  # of the same files
     counts: dict[str, Any]  # see `summary`
     layout: Layout
 
@@ -82,20 +73,20 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
     assigned = splitting.assign_images(usable_files, [infos[row] for row in usable], usable_names, cut, settings)
     split_and_group = dict(zip(usable, zip(assigned.splits, assigned.keys, strict=True), strict=True))
     rows = [
-        Row(file, reason, info, *split_and_group.get(number, ("", "")))
+        image_row(file, info, reason, *split_and_group.get(number, ("", "")), settings)
         for number, (file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
     ]
-    rows = [with_share(row, settings) for row in rows]
     check_train_share(rows, layout.classes, settings.train_share)
-    counts = summary(layout.classes, rows, assigned) | cut_counts(rows, cut)
+    of_cut = [row for row, file in zip(rows, image_files, strict=True) if cut.includes(file)]
+    counts = summary(layout.classes, rows, infos, assigned) | cut_counts(of_cut, cut)
     counts["kept"] = sum(bool(row.split) for row in rows)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         copies, notes = groups.copies_across_splits(usable_files, assigned.splits)
         counts |= {"copies_across_splits": copies} if copies else {}
-        return Result(rows, counts, replace(layout, notes=(*layout.notes, *notes)))
+        return Result(rows, infos, counts, replace(layout, notes=(*layout.notes, *notes)))
     of_groups, notes = groups.report(usable_files, usable_names, assigned.splits)
-    return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
+    return Result(rows, infos, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
 
 
 def without_class(layout: Layout, label: str) -> Layout:
@@ -113,34 +104,38 @@ def without_class(layout: Layout, label: str) -> Layout:
     return replace(layout, classes=classes)
 
 
-def check_train_share(rows: Sequence[Row], classes: Sequence[str], share: float) -> None:
+def check_train_share(rows: Sequence[ImageRow], classes: Sequence[str], share: float) -> None:
     """Raise UserError if a share of the training images leaves a class without one."""
-    missing = sorted({*classes} - {row.image_file.label for row in rows if row.split == "train"})
+    missing = sorted({*classes} - {row.label for row in rows if row.split == "train"})
     if missing and share < 1:
         reason = f"no training image of {', '.join(missing)}"
         raise UserError(Fault("split.train_share", str(share), "value", reason, "up to 1", "raise it, or add images"))
 
 
-def with_share(row: Row, settings: params.Split) -> Row:
-    """The row; excluded if it is a training image that split.train_share does not use.
+def image_row(
+    file: ImageFile, info: ImageInfo, reason: str, split: str, group: str, settings: params.Split
+) -> ImageRow:
+    """The row of a file; without a split if the file is a training image that split.train_share does not use.
 
     What a smaller share uses, a larger one uses, too: groups are used by the position of a hash of their key.
     """
-    where = splitting.position(f"train_share {row.group}", settings)
-    if row.split != "train" or where < Fraction(str(settings.train_share)):
-        return row
-    return replace(row, reason=TRAIN_SHARE, split="", group="")
+    where = splitting.position(f"train_share {group}", settings)
+    if split == "train" and where >= Fraction(str(settings.train_share)):
+        reason, split, group = TRAIN_SHARE, "", ""
+    phash = f"{info.phash:016x}" if info.pixels else ""
+    return ImageRow(file.path, file.label, split, reason, info.width, info.height, info.pixels, phash, group[:16])
 
 
-def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
+def cut_counts(rows: Sequence[ImageRow], cut: Cut) -> dict[str, Any]:
     """Counts, only if a split is given for some images: how many of the others were assigned to each split.
 
+    `rows`: of the others.
     `cut_from_train` has the images in train that went to a missing split, `without_given_split` all those for which the
     table labels.csv gives no split.
     """
     if not cut.splits or (cut.given_split == "" and cut.splits == SPLITS):
         return {}
-    number = Counter(row.split for row in rows if row.split and cut.includes(row.image_file))
+    number = Counter(row.split for row in rows if row.split)
     if cut.given_split == "":
         return {"without_given_split": {split: number[split] for split in SPLITS}}
     return {"cut_from_train": {split: number[split] for split in cut.splits if split != "train"}}
@@ -170,48 +165,27 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
         raise UserError(Fault("split.max_unreadable", str(most), "damaged", reason, remedy=remedy))
 
 
-def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -> dict[str, Any]:
+def summary(
+    classes: Sequence[str], rows: Sequence[ImageRow], infos: Sequence[ImageInfo], assigned: Assignment
+) -> dict[str, Any]:
     """The number of images per class and split, of duplicates, and of everything else in `findings`."""
-    exact = duplicates.exact_groups([row.info for row in rows])
+    exact = duplicates.exact_groups(infos)
     sizes = Counter(assigned.keys)
-    by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
+    by_class = Counter((row.label, row.split or "excluded") for row in rows)
     return {
         "images": len(rows),
         "kept": len(assigned.keys),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
-        "conflicts": sum(len({rows[row].image_file.label for row in same}) > 1 for same in exact),
+        "conflicts": sum(len({rows[row].label for row in same}) > 1 for same in exact),
         "near_duplicate_pairs": assigned.near.pairs,
         "near_duplicate_groups": int((np.bincount(assigned.near.component) > 1).sum()),
         "largest_group": max(sizes.values()),
         "near_duplicates_across_splits": assigned.near.pairs_across,
         "moved_to_fill": assigned.moved_images,
-        **findings.counts([row.info for row in rows]),
+        **findings.counts(infos),
     }
-
-
-def cells(row: Row) -> tuple[object, ...]:
-    """A row as the cells of split.csv, in the order of HEADER."""
-    info = row.info
-    phash = f"{info.phash:016x}" if info.pixels else ""
-    return (
-        *(row.image_file.path, row.image_file.label, row.split, row.reason),
-        *(info.width, info.height, info.pixels, phash, row.group[:16]),
-    )
-
-
-def write_tables(rows: Sequence[Row], split_csv: Path, kept_csv: Path) -> None:
-    """Write the tables of split_table.py."""
-    packed = ((row.image_file.path, row.info.width, row.info.height) for row in rows if is_packed(row.reason))
-    files.write_csv(kept_csv, PACKED_COLUMNS, packed)
-    files.write_csv(split_csv, HEADER, map(cells, rows))
-
-
-def used_image(row: Row) -> suspects.UsedImage:
-    """A used image, for the list of suspicious ones."""
-    file, info = row.image_file, row.info
-    return suspects.UsedImage(file.path, file.label, row.split, info.width, info.height, info.look)
 
 
 def fold_line(settings: params.Split) -> str:
@@ -224,11 +198,12 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
     source, workers = originals.locate(Path(paths.images), Path(paths.inbox)), config.run.decoding_threads
-    rows, counts, layout = split(source, config.split, workers, corrections.read())
-    suspicious = suspects.find([used_image(row) for row in rows if row.split])
+    rows, infos, counts, layout = split(source, config.split, workers, corrections.read())
+    used = [row for row in rows if row.split]
+    suspicious = suspects.find(used, [info.look for row, info in zip(rows, infos, strict=True) if row.split])
     counts["suspects"] = suspects.counts(suspicious)
-    write_tables(rows, Path(paths.split), Path(paths.kept))
-    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    split_table.write(rows, Path(paths.split), Path(paths.kept))
+    excluded = [(row.reason, row.path) for row in rows if row.reason]
     for name, content in split_report.tables(counts, excluded).items():
         files.write_csv(Path(paths.metrics) / name, *content)
     files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, suspicious)
@@ -241,9 +216,8 @@ def run(config: Params) -> None:
     lines += split_report.lines(layout, counts, excluded)
     if config.split.folds == 1 and (note := split_report.few_test_images(counts["classes"])):
         lines.append(note)
-    lines += findings.lines([(row.image_file.path, row.info) for row in rows])
-    used_sizes = [(row.info.width, row.info.height) for row in rows if row.split]
-    if note := split_report.unseen_parts(config.prepare.fit, used_sizes):
+    lines += findings.lines([(row.path, info) for row, info in zip(rows, infos, strict=True)])
+    if note := split_report.unseen_parts(config.prepare.fit, [(row.width, row.height) for row in used]):
         lines.append(note)
     remedy = (
         f"{paths.metrics}/{suspects.NAME} has all; look at them in {paths.reports}/index.html; "

@@ -25,8 +25,8 @@ DIGITS = 10  # of a figure in the record
 def check(splits: Sequence[Result]) -> None:
     """Raise UserError unless each image is a test image of exactly one fold. `splits`: one for each fold."""
     rows = [row for split in splits for row in study.rows(split)]
-    images = sorted({row["path"] for row in rows})
-    folds = Counter(row["path"] for row in rows if row["split"] == "test")
+    images = sorted({row.path for row in rows})
+    folds = Counter(row.path for row in rows if row.split == "test")
     if wrong := [path for path in images if folds[path] != 1]:
         count = folds[wrong[0]]
         value = f"a test image of {count} folds ({len(wrong):,} of {len(images):,} images are not of one fold)"
@@ -39,7 +39,7 @@ def check(splits: Sequence[Result]) -> None:
 
 def read(results: Results) -> FoldPredictions:
     """The predictions of all trainings. Raises UserError if they do not belong together."""
-    labels = {row["path"]: row["class"] for row in study.rows(next(iter(results.values())))}
+    labels = {row.path: row.label for row in study.rows(next(iter(results.values())))}
     return pooling.read({key: study.predictions(result) for key, result in results.items()}, labels)
 
 

@@ -121,7 +121,7 @@ def check_batch(config: Params, fewest: int) -> None:
 
 def training_images(result: Result) -> int:
     """The number of training images."""
-    return sum(row["split"] == "train" for row in study.rows(result))
+    return sum(row.split == "train" for row in study.rows(result))
 
 
 def gain(labels: Labels, half: Labels, whole: Labels, comparisons: int = 1) -> Gain:

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config.params import Params, Paths
 from pipeline.data import credits
 from pipeline.dataset import split_table
+from pipeline.dataset.split_table import ImageRow
 from pipeline.evaluation import figures
 from pipeline.reporting import thumbnails
 from pipeline.reporting.gallery import Album
@@ -22,7 +23,7 @@ MOST_FOLDS = 100
 PREDICTIONS = f"{Paths.metrics}/{figures.PREDICTIONS}"
 
 
-def rows(result: Result) -> list[dict[str, str]]:
+def rows(result: Result) -> list[ImageRow]:
     """The rows of split.csv of the images that are used."""
     return split_table.kept_rows(result.folder / Paths.split)
 

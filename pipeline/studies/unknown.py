@@ -78,7 +78,7 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     commit = record.commit()
     outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
     runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
-    classes = sorted({row["class"] for row in split_table.kept_rows(runs.source.folder / Paths.split)})
+    classes = sorted({row.label for row in split_table.kept_rows(runs.source.folder / Paths.split)})
     if len(classes) < 3:
         raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
@@ -101,7 +101,7 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
 
 def check_validation_images(split: store.Result, classes: int) -> None:
     """Raise UserError if there are too few validation images for a limit: known before a training."""
-    count = min(sum(row["split"] == "val" for row in study.rows(split)), acceptance.MOST_IMAGES)
+    count = min(sum(row.split == "val" for row in study.rows(split)), acceptance.MOST_IMAGES)
     if reason := acceptance.shortage(count, classes, split.config.evaluate.coverage):
         raise UserError(Fault("split.fractions.val", str(split.config.split.fractions.val), "value", reason, "more"))
 
@@ -109,14 +109,14 @@ def check_validation_images(split: store.Result, classes: int) -> None:
 def ask(label: str, trained: store.Result, originals: Originals) -> tuple[Result, list[Answer]]:
     """The result of the model without this class, and its answers: for its test images, and for those of the class."""
     rows = split_table.all_rows(trained.folder / Paths.split)
-    questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
+    questions = [row for row in rows if row.split == "test" or row.reason == LEAVE_OUT]
     limit = acceptance.limit_of(trained.folder / Paths.models)
     if limit.reason:
         raise UserError(Fault(f"without {label}", "no limit", "failed", limit.reason, remedy="run again"))
-    values, classes = logits(trained, originals, [row["path"] for row in questions])
+    values, classes = logits(trained, originals, [row.path for row in questions])
     best, guesses = torch.softmax(values, 1).max(1)
     answers = [
-        Answer(label, row["path"], row["class"], classes[guess], chance, acceptance.reaches(chance, limit.highest))
+        Answer(label, row.path, row.label, classes[guess], chance, acceptance.reaches(chance, limit.highest))
         for row, guess, chance in zip(questions, guesses.tolist(), best.tolist(), strict=True)
     ]
     is_known = np.array([answer.is_known for answer in answers])

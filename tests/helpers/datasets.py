@@ -14,10 +14,11 @@ from PIL import Image
 
 from pipeline.config.params import Fractions, Split
 from pipeline.data import images, split_report
+from pipeline.dataset.split_table import ImageRow
 from pipeline.sources.originals import Originals
 from pipeline.stages import split
 
-Rows = list[split.Row]
+Rows = list[ImageRow]
 Counts = dict[str, Any]
 
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None  # the decoder of HEIC, which is optional
@@ -35,18 +36,18 @@ def settings(
 
 def do_split(folder: Path, workers: int = 2, **changes: Any) -> tuple[Rows, Counts]:
     """The rows and counts of a folder of images."""
-    rows, counts, _ = split.split(Originals(folder, {}), settings(**changes), workers)
-    return rows, counts
+    result = split.split(Originals(folder, {}), settings(**changes), workers)
+    return result.rows, result.counts
 
 
 def splits_by_path(rows: Rows) -> dict[str, str]:
     """Path → split of every row; empty for an excluded image."""
-    return {row.image_file.path: row.split for row in rows}
+    return {row.path: row.split for row in rows}
 
 
 def reasons(rows: Rows) -> dict[str, str]:
     """Path → reason of every excluded image."""
-    return {row.image_file.path: row.reason for row in rows if row.reason}
+    return {row.path: row.reason for row in rows if row.reason}
 
 
 def left_out(rows: Rows) -> dict[str, int]:
