@@ -80,6 +80,10 @@ def predict(parser: Parser) -> None:
         forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
+def forget(parser: Parser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="an image, as in data/split.csv")
+
+
 def compare(parser: Parser) -> None:
     parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
     parser.add_argument("--md", action="store_true", help="print a table of Markdown")
@@ -187,6 +191,7 @@ COMMANDS = {
     ),
     "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
+    "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
