@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.base.errors import Fault
 from pipeline.config import document
-from pipeline.config.model_names import PACKAGED, TIMM
+from pipeline.config.model_names import EXACT, PACKAGED, TIMM, source_model
 from pipeline.config.params import APEX_LEVELS, Params
 
 
@@ -89,8 +89,10 @@ NONDETERMINISTIC = begins_with("alexnet", "vgg")
 SIDE = 224  # pixels, of a model that learns an embedding for every position of a patch
 FIXED_SIDE = begins_with("vit_", "maxvit")
 NOT_PACKAGED = Predicate(
-    f"{TIMM}…, other than {', '.join(PACKAGED)}", lambda name: name.startswith(TIMM) and name not in PACKAGED
+    f"{TIMM}…, {EXACT}…, other than those of {', '.join(PACKAGED)}",
+    lambda name: name.startswith((TIMM, EXACT)) and source_model(name) not in PACKAGED,
 )
+NOT_EXACT = Predicate(f"other than {EXACT}…", lambda name: not name.startswith(EXACT))
 ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
 ONE_SIDE = "this model takes images of one size"
 GREY_SETS = ("torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST")
@@ -144,7 +146,7 @@ PAIRS = (
            "fp32, a crop of at least 32, or train.deterministic: false",
            where={"train.device": "cpu", "train.deterministic": True}) for key in ("crop", "crop_from")),
     Pair("train.device", "cuda", "train.arithmetic", "portable", "a GPU's bytes depend on its kind",
-         "cpu, or train.arithmetic: native"),
+         "cpu, or train.arithmetic: native", where={"train.model": NOT_EXACT}),
     Pair("train.precision", ("bf16", "fp16"), "train.arithmetic", "portable",
          "without AVX-512 the CPU emulates it, about 20 times slower", "fp32, or train.arithmetic: native"),
     Pair("train.compile", True, "train.arithmetic", "portable", "the compiler writes code for this kind of CPU",
@@ -219,6 +221,12 @@ PAIRS = (
          "these weights have no address with a hash",
          f"none, {', '.join(PACKAGED)}, or model.safetensors of the model from huggingface.co/timm, as a file in "
          "data/pretrained/"),
+    # Whole numbers.
+    *(Pair("train.model", begins_with(EXACT), key, value, "whole numbers have no gradients",
+           f"timm/…, or {key}: {allowed}")
+      for key, value, allowed in (("train.head", "trained", "solved"), ("train.freeze_backbone", False, "true"))),
+    Pair("train.eval_crop", above(512), "train.model", begins_with(EXACT),
+         "a sum over more places than those of 512 pixels could be inexact", "512 or less"),
     # A head that is solved, from features that are computed once.
     Pair("train.head", "solved", "train.weights", "none", "features of random weights say little",
          "trained, or train.weights: imagenet, or a file"),

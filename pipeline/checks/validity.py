@@ -18,7 +18,7 @@ from pipeline.checks import locked, rules
 from pipeline.checks.machine import Machine
 from pipeline.config import resolution
 from pipeline.config.document import short_text
-from pipeline.config.model_names import MODELS, TIMM
+from pipeline.config.model_names import EXACT_MODELS, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "perennial start writes params that suit this machine"
@@ -177,8 +177,9 @@ def _parts(train: Train, run: Run) -> Iterator[Fault]:
 
 
 def _model(train: Train) -> Iterator[Fault]:
-    if not train.model.startswith(TIMM) and train.model not in MODELS:  # models/timm_models.py knows those of timm
-        near = difflib.get_close_matches(train.model, MODELS, n=3)
+    known = (*MODELS, *EXACT_MODELS)
+    if not train.model.startswith(TIMM) and train.model not in known:  # models/timm_models.py knows those of timm
+        near = difflib.get_close_matches(train.model, known, n=3)
         guess = did_you_mean(near) or "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"
         yield Fault("train.model", short_text(train.model), "unknown", reason, remedy=guess)

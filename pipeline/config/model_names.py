@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 TIMM = "timm/"  # before the name of a model of timm, which models/timm_models.py knows
+EXACT = "exact/"  # before the name of a model of timm in whole numbers, see models/exact.py
+EXACT_MODELS = tuple(f"{EXACT}tf_efficientnet_lite{number}" for number in range(5))
 
 # Every classification model of torchvision, sorted.
 MODELS = (
@@ -40,6 +42,11 @@ PACKAGED = {
         "Apache-2.0",
     )
 }
+
+
+def source_model(model: str) -> str:
+    """The model whose weights a model takes: its own, or timm's of a model in whole numbers."""
+    return model.replace(EXACT, TIMM, 1) if model in EXACT_MODELS else model
 
 
 def weights_file(model: str) -> str:

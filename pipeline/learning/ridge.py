@@ -6,6 +6,7 @@ numbers, whose products a library of matrices adds exactly in any order, and the
 single elements in a fixed order.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ STEPS = 256  # whole numbers are features in 1/STEPS of a standard deviation,
 LARGEST = (
     16 * STEPS
 )  # and at most so large: a sum of products of 2**29 images is below 2**53, which float64 adds exactly
+HEAD_BITS = 22  # float32 has them
 AT_ONCE = 4096  # images whose features are in memory as float64
 STRIP = 128  # rows that are updated together: their numbers stay in the cache of the CPU
 
@@ -32,6 +34,14 @@ class Head:
         """The logits [n, classes] of features [n, d]."""
         result: Floats = features.astype(np.float64) @ self.weight.T + self.bias
         return result
+
+    def on_grid(self) -> "Head":
+        """The nearest head whose numbers are multiples of one power of two, with at most HEAD_BITS bits.
+
+        Of features that are multiples of another one, float64 then adds the products exactly, in any order.
+        """
+        step = 2.0 ** (math.frexp(max(np.abs(self.weight).max(), np.abs(self.bias).max()))[1] - HEAD_BITS)
+        return Head(np.rint(self.weight / step) * step, np.rint(self.bias / step) * step)
 
     def sharper(self, factor: float) -> "Head":
         """The head whose logits are `factor` times these."""

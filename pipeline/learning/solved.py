@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.config.model_names import EXACT_MODELS
 from pipeline.dataset import feature_file
 from pipeline.learning import ridge, temperature
 from pipeline.learning.loss import balanced_weights
@@ -48,10 +49,15 @@ def _load(task: Task, model: nn.Module) -> tuple[float, float, float, float]:
     counts = data.counts("train")
     balanced = config.train.class_weights == "balanced"
     weights = np.array(balanced_weights(counts) if balanced else [1.0] * len(counts))
-    head = ridge.solve(features[train], data.labels[train], weights, config.train.head_l2)
-    head = head.sharper(temperature.factor(head.logits(features[val]), data.labels[val]))
+    grid = ridge.Head.on_grid if config.train.model in EXACT_MODELS else _as_it_is
+    head = grid(ridge.solve(features[train], data.labels[train], weights, config.train.head_l2))
+    head = grid(head.sharper(temperature.factor(head.logits(features[val]), data.labels[val])))
     last = network.head(model)
     assert isinstance(last, nn.Linear)  # the stage `features` refuses others
     last.load_state_dict({"weight": torch.from_numpy(head.weight).float(), "bias": torch.from_numpy(head.bias).float()})
     of_train, of_val = (temperature.figures(head.logits(features[rows]), data.labels[rows]) for rows in (train, val))
     return *of_train, *of_val
+
+
+def _as_it_is(head: ridge.Head) -> ridge.Head:
+    return head

@@ -8,7 +8,7 @@ library that has it. timm and transformers then refuse to load the model, with t
 import math
 from typing import Any
 
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import EXACT, TIMM
 from pipeline.config.params import Fit
 from pipeline.models.description import Description, View
 
@@ -44,12 +44,14 @@ def loads_in_transformers(model: str) -> bool:
 def config(description: Description) -> dict[str, Any]:
     """The content of config.json."""
     name, view = timm_name(description.model), description.view
-    model_type = "timm" if name else "torchvision"
+    architecture, model_type = name or f"torchvision.models.{description.model}", "timm" if name else "torchvision"
     if loads_in_transformers(description.model):
         model_type = "timm_wrapper"
+    if description.model.startswith(EXACT):
+        architecture, model_type = description.model, "perennial"
     normalizes_itself = description.model == "inception_v3"
     return {
-        "architecture": name or f"torchvision.models.{description.model}",
+        "architecture": architecture,
         "model_type": model_type,
         "num_classes": len(description.classes),
         "label_names": list(description.classes),

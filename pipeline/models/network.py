@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import EXACT, EXACT_MODELS, TIMM
 from pipeline.dataset.normalization import Normalization
-from pipeline.models import timm_models
+from pipeline.models import exact, timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -32,11 +32,15 @@ def names() -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether `build` can build the model."""
+    if name.startswith(EXACT):
+        return name in EXACT_MODELS
     return timm_models.is_known(name) if name.startswith(TIMM) else name in names()
 
 
 def normalization(name: str) -> Normalization:
     """How the model's default weights expect pixels. Of torchvision's, all but efficientnet_v2_l have IMAGENET."""
+    if name.startswith(EXACT):
+        return exact.NORMALIZATION
     if name.startswith(TIMM):
         return timm_models.normalization(name)
     published: Any = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -53,6 +57,8 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True, "transform_input": True}
     torch.manual_seed(seed)
+    if name.startswith(EXACT):
+        return exact.build(name, classes)
     if name.startswith(TIMM):
         net: nn.Module = timm_models.build(name, classes)
         return net

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.config.model_names import PACKAGED
-from pipeline.models import network
+from pipeline.models import exact, network
 
 FORMATS = (".pth", ".pt", ".safetensors")
 WEIGHTS_KEYS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
@@ -96,6 +96,14 @@ def convert(source: Path, target: Path, model: str, names: Sequence[str] = ()) -
     with files.atomic_file(target) as temporary:
         temporary.write_bytes(content)
     return notes
+
+
+def quantize(path: Path, model: str) -> None:
+    """Write a file of `convert` again, as the whole numbers of `model` (exact.py), without a head.
+
+    Raises UserError if the sums of these weights could be inexact.
+    """
+    save(path, exact.quantize(model, safetensors.torch.load_file(path)), ())
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.model_names import PACKAGED, TIMM
+from pipeline.config.model_names import EXACT_MODELS, MODELS, PACKAGED, source_model
 from pipeline.data import credits
 from pipeline.dataset import squares
 from pipeline.models import hub
@@ -30,7 +30,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         **vars(facts),
         public=torchvision_sets.SETS.get(facts.config.data.source),
         weights=facts.weights,
-        packaged=PACKAGED.get(model) if facts.config.train.weights == "imagenet" else None,
+        packaged=PACKAGED.get(source_model(model)) if facts.config.train.weights == "imagenet" else None,
         pad_colour=squares.PAD_COLOUR,
         file_hashes=file_hashes,
         classes=classes,
@@ -44,6 +44,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         max_makers=MOST_MAKERS,
         in_timm=bool(hub.timm_name(model)),
         in_transformers=hub.loads_in_transformers(model),
-        in_torchvision=not model.startswith(TIMM),
+        in_torchvision=model in MODELS,
+        is_exact=model in EXACT_MODELS,
         onnx_limit=export.get("probabilities_differ_less_than"),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pipeline.config.model_names import EXACT_MODELS
 from pipeline.data import corrections, suspects
 from pipeline.reporting import charts, rendering, result
 from pipeline.reporting.audit import PARTS
@@ -33,6 +34,7 @@ def page(
         class_table=result.class_table(classes, counts),
         confusion=result.confusion(classes, counts, hard_answers.cell_images),
         bars=charts.bars("calibrated", "Share of right answers, and number of images, by probability", outcome.bins),
+        is_exact=facts.model.model in EXACT_MODELS,
         is_narrow=len(classes) <= result.MOST_IN_HALF,
         hard_answers=hard_answers,
         album=Album(pictures, facts.credits, heat_maps),

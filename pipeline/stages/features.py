@@ -24,7 +24,7 @@ from pipeline.learning.choices import PRECISIONS
 from pipeline.learning.precision import allow_tf32
 from pipeline.loader import storage
 from pipeline.loader.batches import MEMORY_FORMATS
-from pipeline.models import exported, network, pretrained
+from pipeline.models import exact, exported, network, pretrained
 from pipeline.models.description import View
 from pipeline.running import agreement, frame, group, pixels, provenance, rendezvous
 from pipeline.versioning import identity
@@ -50,6 +50,7 @@ def run(config: Params) -> None:
     backbone = network.without_head(net, settings.model).to(
         world.device, memory_format=MEMORY_FORMATS[settings.memory_format]
     )  # type: ignore[call-overload]
+    exact.check_device(backbone, settings.model, settings.eval_crop, world.device)
     normalization = network.normalization(settings.model)
     precision = PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)

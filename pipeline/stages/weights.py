@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import errors, files
-from pipeline.config.model_names import PACKAGED, TIMM, weights_file
+from pipeline.config.model_names import EXACT_MODELS, PACKAGED, TIMM, source_model, weights_file
 from pipeline.config.params import Params
 from pipeline.running import frame
 from pipeline.sources import fetch
@@ -31,14 +31,17 @@ def run(config: Params) -> None:
         from pipeline.models import pretrained  # imports torch, which takes seconds
 
         names: list[str] = []
-        if choice == "imagenet" and model in PACKAGED:
-            source, names = pretrained.packaged_weights(model)
+        if choice == "imagenet" and source_model(model) in PACKAGED:
+            source, names = pretrained.packaged_weights(source_model(model))
         elif choice == "imagenet":
             source = fetch.obtain_weights(*pretrained.published_weights(model), Path(config.paths.archives))
         else:
             source = Path(choice)
-        for note in pretrained.convert(source, folder / weights_file(model), model, names):
+        file = folder / weights_file(model)
+        for note in pretrained.convert(source, file, source_model(model), names):
             print(f"weights: {note}")
+        if model in EXACT_MODELS:
+            pretrained.quantize(file, model)
     origin = source.name if choice == "imagenet" else choice
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
 

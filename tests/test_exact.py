@@ -1,0 +1,235 @@
+"""Networks of whole numbers: the same features and logits, to the last bit, however and wherever they are computed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from pipeline.evaluation import onnx_export
+from pipeline.learning import ridge
+from pipeline.models import exact, hub, network, pretrained
+from pipeline.models.description import Description, View
+from pipeline.models.exported import ExportedModel, with_normalization
+from tests.conftest import PROJECT
+from tests.helpers.refusals import refuses
+from tests.helpers.trainings import digests, messages, outputs, small_world, start
+from tests.test_portable import needs_qemu
+
+LITE0 = "exact/tf_efficientnet_lite0"
+SIDE = 224
+SOLVED: dict[str, Any] = {
+    "train__model": LITE0, "train__weights": "imagenet", "train__freeze_backbone": True, "train__head": "solved",
+    "train__temperature": "fitted", "train__parallel": "elastic", "evaluate__batch_size": 1, "run__processes": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, Tensor]:
+    """The tensors of timm's model, from the package."""
+    path, names = pretrained.packaged_weights("timm/tf_efficientnet_lite0")
+    values = torch.load(path, map_location="cpu", weights_only=True).values()
+    return dict(zip(names, values, strict=True))
+
+
+@pytest.fixture(scope="module")
+def model(tensors: dict[str, Tensor]) -> ExportedModel:
+    """The network with a head that is solved on the features of drawn numbers."""
+    net = network.build(LITE0, 3, seed=0)
+    random = np.random.default_rng(0)
+    features = (random.integers(0, 4000, (60, 1280)) / exact.UNIT).astype(np.float32)
+    head = ridge.solve(features, np.arange(60) % 3, np.ones(3), 0.5).on_grid()
+    last = {"weight": torch.from_numpy(head.weight).float(), "bias": torch.from_numpy(head.bias).float()}
+    net.load_state_dict(exact.quantize(LITE0, tensors) | {f"classifier.{name}": value for name, value in last.items()})
+    view = View(packed_size=256, resize=256, crop=SIDE)
+    return ExportedModel(net.eval(), ("a", "b", "c"), view, network.normalization(LITE0))
+
+
+@pytest.fixture(scope="module")
+def pixels(photos: Path) -> NDArray[np.float32]:
+    """A few photos, [n, 3, SIDE, SIDE] from 0 to 255, of which some values are no whole numbers."""
+    paths = sorted(photos.glob("*/*.jpg"))[::9]
+    squares = [Image.open(path).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC) for path in paths]
+    values = np.stack([np.asarray(square) for square in squares]).transpose(0, 3, 1, 2).astype(np.float32)
+    return np.ascontiguousarray(np.clip(values + np.linspace(0, 0.9, SIDE, dtype=np.float32), 0, 255))
+
+
+def in_layout(value: Any, memory_format: torch.memory_format) -> Any:
+    return value.to(memory_format=memory_format)
+
+
+@torch.no_grad()
+def logits(net: Any, pixels: Tensor, batch: int) -> Tensor:
+    return torch.cat([net(part) for part in pixels.split(batch)])
+
+
+def test_batches_layouts_threads_and_libraries_change_no_bit(
+    model: ExportedModel, pixels: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Convolutions of oneDNN and of torch itself, which add in other orders, give equal logits."""
+    net, images = with_normalization(model.net, model.normalization), torch.from_numpy(pixels)
+    expected, threads = logits(net, images, 9), torch.get_num_threads()
+    assert len(expected.unique()) == expected.numel()
+    others = [logits(net, images, size) for size in (1, 4)]
+    others.append(logits(in_layout(net, torch.channels_last), in_layout(images, torch.channels_last), 4))
+    in_layout(net, torch.contiguous_format)
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        others.append(logits(net, images, 4))
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    others.append(logits(net, images[:2], 2))
+    assert all(torch.equal(other, expected[: len(other)]) for other in others)
+
+
+def test_it_is_about_the_network_that_it_is_made_of(
+    model: ExportedModel, tensors: dict[str, Tensor], pixels: NDArray[np.float32]
+) -> None:
+    """Its features point the same way as those of timm's model: with other photos the cosine is smaller."""
+    timm = network.build("timm/tf_efficientnet_lite0", 1000, seed=0)
+    timm.load_state_dict(tensors)
+    timm = with_normalization(
+        network.without_head(timm.eval(), ""), network.normalization("timm/tf_efficientnet_lite0")
+    )
+    whole = network.build(LITE0, 3, seed=0)
+    whole.load_state_dict(model.net.state_dict())
+    whole = with_normalization(network.without_head(whole, ""), model.normalization)
+    first, second = (logits(net, torch.from_numpy(pixels), 9) for net in (timm, whole))
+    cosines = nn.functional.normalize(first) @ nn.functional.normalize(second).T
+    assert cosines.diagonal().min() > 0.995
+    assert (cosines.argmax(1) == torch.arange(len(pixels))).all()
+    assert (second * exact.UNIT == (second * exact.UNIT).round()).all()
+
+
+def test_onnxruntime_gives_the_same_bits(model: ExportedModel, pixels: NDArray[np.float32]) -> None:
+    """With and without its optimizations, on one thread and on two. The file has two bytes for each weight."""
+    description = Description(LITE0, model.classes, model.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1)
+    content = onnx_export.content(model, description, "0" * 64)
+    assert len(content) < 7.5e6
+    expected = logits(with_normalization(model.net, model.normalization), torch.from_numpy(pixels), 9).numpy()
+    levels = onnxruntime.GraphOptimizationLevel
+    for level, threads in ((levels.ORT_DISABLE_ALL, 1), (levels.ORT_ENABLE_ALL, 1), (levels.ORT_ENABLE_ALL, 2)):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level, options.intra_op_num_threads = level, threads
+        session = onnxruntime.InferenceSession(content, options)
+        assert np.array_equal(session.run(None, {"pixels": pixels[:5]})[0], expected[:5])
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.clone, torch.ones_like, torch.zeros_like, lambda values: values * 1e6])
+def test_no_sum_of_a_convolution_can_be_inexact(tensors: dict[str, Tensor], change: Any) -> None:
+    """For the weights of the package, and for others: equal ones, none, large ones. The largest sums are near 2**24."""
+    name, net = "blocks.6.0.conv_pwl.weight", exact.build(LITE0, 1)
+    net.load_state_dict(exact.quantize(LITE0, tensors | {name: change(tensors[name])}), strict=False)
+    highest, largest = exact.RELU_LEVELS, 0.0
+    for layer in net.modules():
+        if isinstance(layer, exact.Layer):
+            sums = layer.weight.double().abs().sum((1, 2, 3)) * highest + layer.offset.double().abs()
+            assert torch.equal(layer.offset, layer.offset.round())
+            highest, largest = layer.high, max(largest, float(sums.max()))
+    assert 0.99 * exact.LARGEST < largest < exact.LARGEST
+
+
+@pytest.mark.parametrize("adds_inexactly", [False, True])
+def test_a_device_that_does_not_add_exactly_is_refused(
+    model: ExportedModel, monkeypatch: pytest.MonkeyPatch, adds_inexactly: bool
+) -> None:
+    """As tensor cores would if they kept fewer bits of a sum. On a CPU nothing differs."""
+    convolve = torch.nn.functional.conv2d
+
+    def rounded(values: Tensor, *others: Any) -> Tensor:
+        sums = convolve(values, *others)
+        return sums if sums.dtype == torch.float64 else sums.bfloat16().float()
+
+    if adds_inexactly:
+        monkeypatch.setattr(torch.nn.functional, "conv2d", rounded)
+        with refuses(("train.model", "machine")):
+            exact.check_device(model.net, LITE0, 64, torch.device("cpu"))
+    else:
+        exact.check_device(model.net, LITE0, 64, torch.device("cpu"))
+    exact.check_device(nn.Conv2d(3, 3, 3), "resnet18", 64, torch.device("cpu"))
+
+
+def test_a_head_on_the_grid_adds_in_any_order() -> None:
+    """It is near the solution, float32 has its numbers, and the order of 1,280 features changes no bit of a logit."""
+    random = np.random.default_rng(0)
+    head = ridge.Head(random.normal(0, 0.3, (5, 1280)), random.normal(0, 3, 5))
+    rounded = head.on_grid()
+    assert np.abs(rounded.weight - head.weight).max() < 1e-5
+    assert np.array_equal(rounded.weight, rounded.weight.astype(np.float32))
+    features = (random.integers(0, 2**14, (40, 1280)) / exact.UNIT).astype(np.float32)
+    order = random.permutation(1280)
+    shuffled = ridge.Head(rounded.weight[:, order], rounded.bias).logits(features[:, order])
+    assert np.array_equal(shuffled, rounded.logits(features))
+    one_by_one = [sum(f * w for f, w in zip(features[0].tolist(), row, strict=True)) for row in rounded.weight.tolist()]
+    assert np.array_equal(one_by_one + rounded.bias, rounded.logits(features)[0])
+
+
+def test_config_json_names_a_library_that_timm_and_transformers_refuse(model: ExportedModel) -> None:
+    """They do not have networks of whole numbers."""
+    content = hub.config(Description(LITE0, model.classes, model.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1))
+    assert (content["architecture"], content["model_type"]) == (LITE0, "perennial")
+
+
+PROGRAM = """
+import hashlib, sys, torch
+from pipeline.models import network
+import safetensors.torch
+net = network.build("exact/tf_efficientnet_lite0", 3, seed=0)
+net.load_state_dict(safetensors.torch.load_file(sys.argv[1]))
+images = (torch.arange(2 * 3 * 64 * 64) * 7919 % 511 - 255).reshape(2, 3, 64, 64).float()
+with torch.no_grad():
+    print(hashlib.sha256(net.eval()(images).numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow("starts torch as another kind of CPU; make test has other orders of the same sums")
+@pytest.mark.parametrize(
+    "cpu",
+    [
+        ("env", "ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41"),
+        pytest.param(
+            ("qemu-x86_64", "-cpu", "Haswell"),
+            marks=[pytest.mark.nightly("QEMU emulates a CPU, for minutes; the other case has no QEMU"), needs_qemu],
+        ),
+    ],
+)
+def test_another_kind_of_cpu_gives_the_same_bits(model: ExportedModel, cpu: tuple[str, ...], tmp_path: Path) -> None:
+    """Without variables that restrict this one to what both have."""
+    path = tmp_path / "whole.safetensors"
+    safetensors.torch.save_file(model.net.state_dict(), path)
+    digests = [
+        subprocess.run(
+            [*before, sys.executable, "-c", PROGRAM, str(path)], cwd=PROJECT, capture_output=True, text=True, check=True
+        ).stdout
+        for before in ((), cpu)
+    ]
+    assert digests[0] == digests[1] != ""
+
+
+def run(folder: Path, *stages: str) -> None:
+    for stage in stages:
+        assert start(folder, stage).wait(600) == 0, messages(folder)
+
+
+@pytest.mark.slow("six starts of processes with timm; make test compares the bits of the network")
+def test_a_model_does_not_depend_on_batches_layouts_and_processes(tmp_path: Path) -> None:
+    """One process with one image at a time, and two with four in another layout: equal features and weights."""
+    other = {"evaluate__batch_size": 4, "train__memory_format": "channels_last", "run__processes": 2}
+    changes: tuple[dict[str, Any], ...] = ({}, other)
+    folders = [small_world(tmp_path / str(number), 60, **SOLVED | change) for number, change in enumerate(changes)]
+    for folder in folders:
+        run(folder, "weights", "features", "train")
+    first, second = folders
+    assert digests(first, "data/features") == digests(second, "data/features")
+    assert outputs(first)["models/model.safetensors"] == outputs(second)["models/model.safetensors"]
+    assert json.loads((first / "models/model.json").read_bytes())["model"] == LITE0
