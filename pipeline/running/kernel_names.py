@@ -46,7 +46,8 @@ def watched(steps: Iterator[Batch], take: Callable[[str, list[str]], None]) -> I
     """The steps. The first step runs under torch's profiler. `take` gets the size of its crops and the names of all
     kernels that ran on the GPU, before the caller gets the step.
     """
-    with profile(activities=[ProfilerActivity.CUDA]) as record:
+    # Without acc_events torch warns of events that are lost after a second profile.
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as record:
         first = list(islice(steps, 1))
     for batch in first:
         events = record.events() or ()
