@@ -131,7 +131,7 @@ bench: setup  ## measure what needs no GPU, 20 minutes on 2 idle cores (photos: 
 	done
 
 image:  ## the container's image, from docker/pins.env (if Apex's host cannot be reached: APEX_SRC=<folder>)
-	@docker/needed.sh build
+	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" docker/needed.sh build
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
 

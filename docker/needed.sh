@@ -2,7 +2,7 @@
 # Say what `make image` or `make image-repro` lacks on this machine: a line for each thing, with its remedy. Exit status 1
 # if anything is missing.
 #
-#     docker/needed.sh build      Docker's daemon, buildx, and NEEDED_GB of disk (30) where Docker keeps images
+#     docker/needed.sh build      Docker's daemon, buildx, and, for the first build of PERENNIAL_IMAGE, NEEDED_GB of disk (30)
 #     docker/needed.sh run        the daemon, compose, the image PERENNIAL_IMAGE, NVIDIA's driver and container toolkit
 #
 # A daemon on another machine has its own disk, driver and toolkit, which this program does not see.
@@ -35,8 +35,10 @@ here() {
     [[ ${DOCKER_HOST:-unix://} == unix://* ]]
 }
 
+# Not for a further build: it reuses layers, and nobody knows how many.
 disk() {
     local folder free
+    [[ -z $(docker image ls --quiet "${IMAGE%:*}") ]] || return 0
     folder=$(docker info --format '{{.DockerRootDir}}')
     if here && [[ -d $folder ]]; then
         free=$(df --output=avail --block-size=1G "$folder" | tail -n 1 | tr -dc 0-9)
