@@ -131,10 +131,12 @@ bench: setup  ## measure what needs no GPU, 20 minutes on 2 idle cores (photos: 
 	done
 
 image:  ## the container's image, from docker/pins.env (if Apex's host cannot be reached: APEX_SRC=<folder>)
+	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" docker/needed.sh build
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
 
 image-repro:  ## run the pipeline in the container (perennial repro), on run.processes GPUs and these files, as your user
+	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" docker/needed.sh run
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
 image-test: setup $(READY_TESTS)  ## build and test the container without a GPU or a registry (30 GB of disk, about 12 minutes on 2 idle cores, SHORT=yes: 6)

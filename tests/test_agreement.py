@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,14 @@ VARIABLES = {
     "TORCH_BLAS_PREFER_CUBLASLT": "1", "TORCH_LINALG_PREFER_CUSOLVER": "1", "CUBLAS_WORKSPACE_CONFIG": ":0:0",
     "CUBLASLT_WORKSPACE_SIZE": "1", "CUDNN_CONV_WSCAP_DBG": "1", "NCCL_ALGO": "Tree", "NCCL_PROTO": "^LL",
     "NCCL_MIN_NCHANNELS": "8", "NCCL_NVLS_ENABLE": "1", "NCCL_BUFFSIZE": "1024", "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "TORCHINDUCTOR_DETERMINISTIC": "0",
     "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "TRITON_F32_DEFAULT": "tf32",
     "PYTORCH_TENSOREXPR_DONT_FUSE": "1",
 }  # fmt: skip
 REFUSED = {
     "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC", "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
-    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC",
 }  # fmt: skip
 QUIET = {
     "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1", "OMP_DISPLAY_ENV": "TRUE", "NUMBA_CACHE_DIR": "numba",
@@ -183,6 +184,13 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     assert agreement.differences(before, provenance.hardware(world, 1, "native")) == [
         (name, "not set", repr(VARIABLES[name]))
     ]
+
+
+def test_torch_reads_the_variable_of_compiling() -> None:
+    """A later torch may call it something else: then it would change nothing, in silence."""
+    spec = util.find_spec("torch._inductor.config")
+    assert spec is not None
+    assert '"TORCHINDUCTOR_DETERMINISTIC"' in Path(str(spec.origin)).read_text()
 
 
 @pytest.mark.nightly("two to four starts of a training; make test compares each variable without one")

@@ -121,6 +121,52 @@ def test_a_container_that_cannot_be_tested_fails_in_ci_alone(ci: str, status: in
     assert done.stderr.count("\n") == 1
 
 
+DOCKER_STAND_IN = """#!/bin/sh
+case "$*" in
+"info --format {{.DockerRootDir}}") echo / ;;
+info) test "$HAS_DAEMON" = yes || { echo "permission denied" >&2; exit 1; } ;;
+"compose version --short") echo "$VERSION" ;;
+"image inspect perennial") test "$HAS_IMAGE" = yes ;;
+"image ls --quiet perennial") test "$HAS_IMAGE" != yes || echo 0123456789ab ;;
+esac
+"""
+COMPLETE = {"HAS_DAEMON": "yes", "VERSION": "v2.39.1", "HAS_IMAGE": "yes", "NEEDED_GB": "0"}
+TOOLS = ("docker", "nvidia-smi", "nvidia-ctk")
+
+
+@pytest.mark.parametrize(
+    ("what", "changes", "missing", "named"),
+    [
+        ("build", {}, (), ()),
+        ("run", {}, (), ()),
+        ("build", {}, ("docker",), ("docs.docker.com",)),
+        ("run", {"HAS_DAEMON": "no"}, ("nvidia-ctk",), ("permission denied",)),
+        ("build", {"NEEDED_GB": "999999", "HAS_IMAGE": "no"}, (), ("NEEDED_GB=",)),
+        ("build", {"NEEDED_GB": "999999", "PERENNIAL_IMAGE": "perennial:test"}, (), ()),  # it reuses layers
+        ("run", {"VERSION": "2.5.0"}, (), ("docker compose is 2.5.0",)),
+        ("run", {"HAS_IMAGE": "no"}, TOOLS[1:], ("(nvidia-smi)", "(nvidia-ctk)", "make image")),
+        ("run", {"HAS_IMAGE": "no", "PERENNIAL_IMAGE": "ghcr.io/one/perennial"}, (), ()),
+        ("run", {"DOCKER_HOST": "tcp://other:2375"}, TOOLS[1:], ()),
+    ],
+)
+def test_what_the_container_needs_is_said_in_a_line_each(
+    what: str, changes: dict[str, str], missing: tuple[str, ...], named: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Before a build or a run: daemon, disk, compose, driver, toolkit, image. Of another machine only the daemon's own
+    answers count.
+    """
+    for name in {*TOOLS} - {*missing}:
+        (tmp_path / name).write_text(DOCKER_STAND_IN if name == "docker" else "#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("bash", "df", "head", "id", "sort", "tail", "tr"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    environ = {"PATH": str(tmp_path), **COMPLETE, **changes}
+    done = subprocess.run([DOCKER / "needed.sh", what], env=environ, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, len(lines)) == (bool(named), "", len(named)), done.stderr
+    assert all(part in line and "; " in line for part, line in zip(named, lines, strict=True)), lines
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip, to take away the network")
 @pytest.mark.parametrize(
     "processes", [1, pytest.param(2, marks=pytest.mark.slow("the same with two processes; make test has one"))]

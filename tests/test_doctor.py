@@ -72,6 +72,18 @@ def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.Mo
     assert "is too old (found version 12020)" in doctor.gpus(machine.Machine(1, "missing", True)).fault
 
 
+@pytest.mark.parametrize(("variable", "remedy"), [("all", "--device nvidia.com/gpu=all"), ("void", "nvidia-ctk cdi")])
+def test_a_container_without_a_gpu_gets_the_remedy_of_its_engine(
+    variable: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CDI specification, which sets this variable to void, may be older than the driver. No fault: a CPU can do."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", variable)
+    finding = doctor.gpus(machine.Machine(0, "missing", True))
+    assert remedy in finding.value
+    assert not finding.fault
+
+
 def test_the_gpus_that_are_allowed_are_those_that_torch_has_code_for() -> None:
     """validity.py's oldest GPU and newest generation are those of the locked torch's own list."""
     with_code = [int(name.removeprefix("sm_")) for name in (torch._C._cuda_getArchFlags() or "").split()]

@@ -78,7 +78,7 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
         with pytest.raises(UserError) as error, Run(board, DIGEST).lock():
             pass
         assert error.value.faults[0].kind == "busy"
-        run.finish(config, ALONE, time.monotonic(), 1)
+        run.finish(config, ALONE, time.monotonic(), 1, {})
     assert (board / provenance.FILE).read_bytes() == (run.folder / provenance.FILE).read_bytes()
     assert (board / runs.FINGERPRINT).read_text() == f"{DIGEST}\n"
     assert not (board / runs.CHECKPOINT).exists()

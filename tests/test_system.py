@@ -138,7 +138,7 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
     files.write_text(tmp_path / "models/model.safetensors", "")
     began = time.monotonic()
     monkeypatch.setattr("time.time", lambda: -1e9)
-    provenance.write(tmp_path, config, world, began, 7)
+    provenance.write(tmp_path, config, world, began, 7, {})
     record = json.loads((tmp_path / provenance.FILE).read_text())
     assert 0 <= record["seconds"] < 1000
     assert record["images_per_second"] >= 0

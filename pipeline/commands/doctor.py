@@ -30,6 +30,13 @@ from pipeline.sources import originals
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 TESTS = Path("requirements/test.txt")
+# Whether the variable NVIDIA_VISIBLE_DEVICES is "void" → what is said where torch sees no GPU. A CDI specification sets
+# this value, so that the older way does not give the GPUs a second time [NVIDIA Container Toolkit].
+NO_GPU = {
+    False: "none visible; to show them to a container: --device nvidia.com/gpu=all (older Docker: --gpus all)",
+    True: "none visible, and NVIDIA_VISIBLE_DEVICES is void: the CDI specification of the host may be older than its "
+    "driver or GPUs; there: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ def gpus(facts: Machine) -> Finding:
     if facts.cuda_devices != len(names):
         why = "python -c 'import torch; torch.cuda.init()'"
         fault = f"the driver sees {facts.cuda_devices} GPUs, torch {len(names)}; to see why: {why}"
-    value = ", ".join(names) or "none visible; to show them to a container: --gpus all"
+    value = ", ".join(names) or NO_GPU[os.environ.get("NVIDIA_VISIBLE_DEVICES") == "void"]
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Finding("GPUs", value if variable is None else f"{value}; CUDA_VISIBLE_DEVICES: {variable!r}", fault)
 

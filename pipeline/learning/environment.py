@@ -33,6 +33,8 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "NCCL_ALGO": ("Ring",),  # one algorithm for every message size; Tree cannot broadcast [NCCL]
     "NCCL_PROTO": ("Simple", "LL", "LL128"),
     "OMP_DYNAMIC": ("FALSE", "false"),  # otherwise the machine's load decides how many threads share a sum
+    # train.compile: otherwise a timing decides whether matrices are padded [PyTorch 2.11, inductor's pad_mm.py].
+    "TORCHINDUCTOR_DETERMINISTIC": ("1",),
     "NVIDIA_TF32_OVERRIDE": (),  # overrides train.precision in every library [NVIDIA cuBLAS]
 }
 # The same for train.arithmetic. Without a value, a library chooses its code by the kind of CPU, so other bits come out

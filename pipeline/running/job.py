@@ -1,6 +1,6 @@
 """The inputs of one process of a training, and their checks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.errors import Fault, UserError
@@ -12,6 +12,7 @@ from pipeline.learning.world import World
 from pipeline.running import pixels, provenance, runs
 from pipeline.running.agreement import Facts
 from pipeline.running.claim import NO_CLAIM, Claim
+from pipeline.running.kernel_names import Kernels
 from pipeline.running.rendezvous import Store
 from pipeline.running.runs import Run
 from pipeline.versioning import identity
@@ -19,11 +20,12 @@ from pipeline.versioning import identity
 
 @dataclass(frozen=True)
 class Job(Task):
-    """A task with what runs it, and decides no byte. Nothing in it changes."""
+    """A task with what runs it, and decides no byte. Nothing in it changes but `kernels`, which resume.py fills."""
 
     store: Store  # of small values, which all processes see
     run: Run
     claim: Claim = NO_CLAIM
+    kernels: Kernels = field(default_factory=dict)  # of the first steps of all starts; empty on a CPU
 
 
 def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Run]:

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.cpu_name()
 
 
-def write(folder: Path, config: Params, world: World, start_time: float, images: int) -> None:
+def write(
+    folder: Path, config: Params, world: World, start_time: float, images: int, kernels: Mapping[str, str]
+) -> None:
     """Write provenance.json into the run's folder, after the exported model is written.
 
     `start_time`: time.monotonic() at the start of this process. `images`: the number of images trained on since.
+    `kernels`: `kernel_names.digests` of the run; an empty one is not written.
     """
     cuda = world.device.type == "cuda"
     seconds = time.monotonic() - start_time  # the system clock may have been set meanwhile
@@ -80,6 +84,7 @@ def write(folder: Path, config: Params, world: World, start_time: float, images:
             "seconds": round(seconds, 3),
             "images_per_second": round(images / seconds, 1),
             "gpu_memory": torch.cuda.max_memory_allocated() if cuda else 0,
+            **({"kernels": dict(kernels)} if kernels else {}),
         },
     )
 

@@ -1,22 +1,29 @@
 """Saves a running training, and resumes it exactly. The sampler has no state to save (see loader/sampler.py)."""
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from pipeline.base import errors, schema
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.learning import chain, collectives
 from pipeline.learning.loop import Learner, Totals
 from pipeline.learning.state import Progress, export_weights
 from pipeline.loader import sampler
+from pipeline.loader.batches import Batch
 from pipeline.models import exported
-from pipeline.running import agreement, checkpoint, checkpoint_copy, claim, provenance
+from pipeline.running import agreement, checkpoint, checkpoint_copy, claim, kernel_names, provenance
 from pipeline.running.failures import check_losses_finite
 from pipeline.running.job import Job
+from pipeline.running.kernel_names import Kernels
+
+LONGEST_NAME = 150  # characters of a kernel in a refusal: the arguments of a template can take hundreds
+NO_KERNELS = "the profiler names no kernel of the first step: a resume cannot compare the choice of the libraries"
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Content:
     progress: Progress
     hardware: dict[str, Any]
     fingerprint: str  # of its run
+    kernels: Kernels = field(default_factory=dict)  # missing without any: on a CPU
 
 
 def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
@@ -62,6 +70,7 @@ def _save(job: Job, learner: Learner, totals: Totals, progress: Progress, path: 
     if job.world.is_main:
         hardware = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
         facts = {"progress": asdict(progress), "hardware": hardware, "fingerprint": job.run.fingerprint}
+        facts |= {"kernels": job.kernels} if job.kernels else {}
         checkpoint.save(path, {**learner.state_dict(), "totals": sums, **facts}, keep_previous)
 
 
@@ -103,6 +112,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         if not 0 <= content.progress.step <= steps:
             raise ValueError(f"it is of step {content.progress.step}, and this run has the steps 0 to {steps}")
         check_hardware(job, content.hardware)
+        job.kernels.update(content.kernels)
         learner.load_state_dict(state)
         share = job.world.share(len(totals.sums))
         totals.sums[share.start : share.stop] = content.totals[share.start : share.stop]
@@ -133,14 +143,56 @@ def check_run(job: Job, path: Path, fingerprint: str) -> None:
 def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
     """Raise UserError if the checkpoint's hardware or numeric variables differ from those of this process."""
     current = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
-    place = job.claim.start or str(job.run.folder)
-    again = checkpoint_copy.start_again(job.config.run, job.run.folder, job.run.fingerprint)
-    remedy = f"go on where it was begun; {again}"
+    remedy = f"go on where it was begun; {_start_again(job)}"
     if job.claim.start:
         remedy = "repeat it there; with train.arithmetic: portable every x86-64 CPU can"
-    faults = [
-        Fault(place, f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
+    raise_if_any(
+        Fault(_place(job), f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
         for name, before, now in agreement.differences(hardware, current)
-    ]
-    if faults:  # the bytes could not be the same
-        raise UserError(*faults)
+    )  # the bytes could not be the same
+
+
+def compare_kernels(job: Job, steps: Iterator[Batch]) -> Iterator[Batch]:
+    """The steps of a training. On a GPU with train.deterministic, `check_kernels` gets the kernels of the first one.
+
+    Without train.cuda_graphs: CUPTI has counted the kernels of graphs wrongly [PyTorch, kineto 1165], and a resume must
+    not be refused for that.
+    """
+    settings = job.config.train
+    is_compared = job.world.device.type == "cuda" and settings.deterministic and not settings.cuda_graphs
+    return kernel_names.STEPS[is_compared](steps, partial(check_kernels, job))
+
+
+def check_kernels(job: Job, crops: str, names: list[str]) -> None:
+    """Compare the library kernels of this start's first step with those of an earlier start, or else keep them.
+
+    All processes call this. `crops`: the size of the crops; a step with other crops has other kernels, and is not
+    compared. `names`: of all kernels of this process. Raises UserError in every process if a kernel differs.
+    """
+    of_all = [name for names in collectives.all_gather_object(names) for name in names]
+    if not (current := kernel_names.relative(of_all)):
+        if job.world.is_main:
+            print(f"train: {NO_KERNELS}", file=sys.stderr)
+        return
+    remedy = f"give the training the GPU memory that it had (nvidia-smi lists other programs); {_start_again(job)}"
+    differences = agreement.differences(job.kernels.setdefault(crops, current), current)
+    raise_if_any(
+        Fault(
+            _place(job),
+            f"begun with the kernel {name[:LONGEST_NAME]}: {before}",
+            "differs",
+            f"here: {now}",
+            remedy=remedy,
+        )
+        for name, before, now in differences[: agreement.MAX_FAULTS]
+    )
+
+
+def _place(job: Job) -> str:
+    """What a refused resume began with."""
+    return job.claim.start or str(job.run.folder)
+
+
+def _start_again(job: Job) -> str:
+    """The remedy if a run cannot go on."""
+    return checkpoint_copy.start_again(job.config.run, job.run.folder, job.run.fingerprint)

@@ -16,7 +16,7 @@ provenance.json are written into a folder of the same name in the project itself
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +89,14 @@ class Run:
         for folder in dict.fromkeys((self.folder, self.board)):
             files.write_text(folder / FINGERPRINT, f"{self.fingerprint}\n")
 
-    def finish(self, config: Params, world: World, start_time: float, images: int) -> None:
+    def finish(self, config: Params, world: World, start_time: float, images: int, kernels: Mapping[str, str]) -> None:
         """Record who trained the model, and remove the checkpoint if it is no longer needed.
 
-        `start_time` and `images` are those of provenance.write. A start that had nothing left to train records nothing.
+        `start_time`, `images` and `kernels` are those of provenance.write. A start that had nothing left to train
+        records nothing.
         """
         if images or not self._provenance.is_file():
-            provenance.write(self.folder, config, world, start_time, images)
+            provenance.write(self.folder, config, world, start_time, images, kernels)
             if self.board != self.folder:
                 files.write_text(self.board / provenance.FILE, self._provenance.read_text(encoding="utf-8"))
         self.drop_checkpoint()

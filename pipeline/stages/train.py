@@ -25,12 +25,12 @@ from pipeline.learning.state import Progress, export_weights, make_learner, make
 from pipeline.learning.task import open_dataset
 from pipeline.learning.validation import end_epoch
 from pipeline.loader.batches import Batch, train_batches
-from pipeline.running import agreement, claim, frame, group, monitor, rendezvous, stopping
+from pipeline.running import agreement, claim, frame, group, kernel_names, monitor, rendezvous, stopping
 from pipeline.running.failures import check_exported, check_losses_finite, explain_torch_errors
 from pipeline.running.job import Job, check_inputs
 from pipeline.running.notes import early_stop_note, notes, training_facts
 from pipeline.running.rendezvous import check_size
-from pipeline.running.resume import keep_state, keep_weights, resume, save_checkpoint
+from pipeline.running.resume import compare_kernels, keep_state, keep_weights, resume, save_checkpoint
 
 Weights = dict[str, Tensor]
 
@@ -74,8 +74,8 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
         monitor.open_monitor(job, progress, len(learning_rates), totals) as display,
         stopping.requests(world) as request,
     ):
-        remaining = until(ended_early, batches)
-        for batch in loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin):
+        steps = loop.train(learner, parallel_model, until(ended_early, batches), learning_rates, totals, batches.begin)
+        for batch in compare_kernels(job, steps):
             progress.step = batch.step + 1
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             is_shown = epoch > 0 or progress.step % run.log_steps == 0
@@ -157,7 +157,8 @@ def run(config: Params) -> None:
                 print(f"train: {note}", file=sys.stderr)
             check_exported(results.exported_row(config, progress), settings)
             results.write(config, data.classes, weights, progress)
-            this_run.finish(config, world, start, steps * settings.batch_size)
+            kernels = kernel_names.digests(job.kernels)
+            this_run.finish(config, world, start, steps * settings.batch_size, kernels)
             print(f"train: {results.summary(config, progress)}", file=sys.stderr)
 
 
