@@ -153,10 +153,10 @@ def test_a_device_that_does_not_add_exactly_is_refused(
     if adds_inexactly:
         monkeypatch.setattr(torch.nn.functional, "conv2d", rounded)
         with refuses(("train.model", "machine")):
-            exact.check_device(model.net, LITE0, 64, torch.device("cpu"))
+            exact.check_device(model.net, 64, torch.device("cpu"))
     else:
-        exact.check_device(model.net, LITE0, 64, torch.device("cpu"))
-    exact.check_device(nn.Conv2d(3, 3, 3), "resnet18", 64, torch.device("cpu"))
+        exact.check_device(model.net, 64, torch.device("cpu"))
+    exact.check_device(nn.Conv2d(3, 3, 3), 64, torch.device("cpu"))
 
 
 def test_a_head_on_the_grid_adds_in_any_order() -> None:

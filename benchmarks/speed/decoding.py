@@ -49,7 +49,7 @@ def worker(stage: str, way: str, count: str, folder: str) -> None:
     """The process of a contender. A turn is all images once."""
     os.chdir(folder)
     config = params.load()
-    paths = [Path(config.paths.images, line["path"]) for line in split_table.kept_rows(Path(config.paths.split))]
+    paths = [Path(config.paths.images, line.path) for line in split_table.kept_rows(Path(config.paths.split))]
     work = partial(WORK[stage], config=config)
     linux.keep_freed_memory()  # as a stage does
     linux.share_freed_memory()

@@ -86,7 +86,8 @@ def main(arguments: Namespace) -> int:
 perennial plan                          what will run, and how long it took
 perennial repro                         the model without them
 perennial compare HEAD workspace        what that changes
-git commit -am 'Forget {len(forgotten)} files'   then perennial verify shows others that the model is made without them
+git commit -am 'Forget {len(forgotten)} files'
+perennial verify                        in a clone, for others: the model is made without them
 
 What still has them: the original files ({config.paths.inbox}/ or where they came from), earlier commits of Git (their
 names), and DVC's cache and remote (pixels, features, earlier models). To remove the last: git commit, then

@@ -24,7 +24,6 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine, rules, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import document, params
-from pipeline.config.model_names import TIMM
 from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
@@ -157,7 +156,7 @@ def offer(now: Situation) -> None:
     for name in NAMES:
         new = values(name, now)
         epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]
-        columns = new["train.model"].removeprefix(TIMM), epochs, accuracy(name)
+        columns = new["train.model"].rpartition("/")[2], epochs, accuracy(name)
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
         print("{:<9}{:<22}{:<7}{:<7}{}".format(name, *columns, time), flush=True)

@@ -101,9 +101,10 @@ class Head(nn.Linear):
 class Exact(nn.Module):
     """The network. It maps pixels [n, 3, h, w], normalized by NORMALIZATION, to logits [n, classes]."""
 
-    def __init__(self, net: nn.Module, classes: int) -> None:
+    def __init__(self, name: str, net: nn.Module, classes: int) -> None:
         """`net`: timm's model, which gives the structure."""
         super().__init__()
+        self.name = name
         self.blocks = nn.Sequential(
             *(Block([Layer(conv, relu) for conv, _, relu in layers], adds) for layers, adds in _structure(net))
         )
@@ -120,7 +121,7 @@ class Exact(nn.Module):
 
 def build(name: str, classes: int) -> Exact:
     """The network `name` (exact/…) without weights: they are zeros. The head is drawn from torch's generator."""
-    return Exact(timm_models.build(timm_name(name), 1), classes)
+    return Exact(name, timm_models.build(timm_name(name), 1), classes)
 
 
 def quantize(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ def quantize(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     net = timm_models.build(timm_name(name), 1)
     net.load_state_dict(net.state_dict() | _without_head(tensors))
-    result = Exact(net.eval().requires_grad_(False), 1)
+    result = Exact(name, net.eval().requires_grad_(False), 1)
     blocks: Any = result.blocks
     scale, highest = 1 / RELU_LEVELS, RELU_LEVELS  # of the values that enter a layer
     mean = variance = torch.zeros(0, dtype=torch.float64)
@@ -172,10 +173,10 @@ def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if not name.startswith(CLASSIFIER)}
 
 
-def check_device(net: nn.Module, name: str, side: int, device: torch.device) -> None:
+def check_device(net: nn.Module, side: int, device: torch.device) -> None:
     """Raise UserError if `net` is such a network, and its sums are not exact on this device, on which it is.
 
-    Two images of `side` pixels are compared with sums in float64 on the CPU. `name`: of the model.
+    Two images of `side` pixels are compared with sums in float64 on the CPU.
     """
     if not isinstance(net, Exact):
         return
@@ -189,8 +190,8 @@ def check_device(net: nn.Module, name: str, side: int, device: torch.device) -> 
         differing = int((net(images.to(device)).cpu() != reference(images)).sum())
     if differing:
         reason = f"{differing:,} numbers differ from sums in float64 on the CPU, so this device does not add exactly"
-        remedy = f"report the device, or take {timm_name(name)}"
-        raise UserError(Fault("train.model", name, "machine", reason, remedy=remedy))
+        remedy = f"report the device, or take {timm_name(net.name)}"
+        raise UserError(Fault("train.model", net.name, "machine", reason, remedy=remedy))
 
 
 def _structure(net: nn.Module) -> Iterator[tuple[list[tuple[Any, Any, bool]], bool]]:

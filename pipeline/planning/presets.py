@@ -65,7 +65,7 @@ class Recipe:
 
 
 LITE0 = "timm/tf_efficientnet_lite0"
-FEATURES = Recipe(LITE0, 224, 16, 0.02, 0, (1, 1), HEAD)  # no steps
+FEATURES = Recipe("exact/tf_efficientnet_lite0", 224, 16, 0.02, 0, (1, 1), HEAD)  # no steps
 GOOD = Recipe(
     LITE0, 192, 16, 0.0003, 0, (4, 4), WHOLE, optimizer="adamw", weight_decay=0.05, ema_decay=0.99, warmup_epochs=0.5
 )

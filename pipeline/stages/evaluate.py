@@ -132,7 +132,7 @@ def run(config: Params) -> None:
         facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, config.train.threads, model.arithmetic
         )
-    exact.check_device(model.net.to(world.device), config.train.model, model.view.crop, world.device)
+    exact.check_device(model.net.to(world.device), model.view.crop, world.device)
     with group.process_group(world, config.train.backend, config.run.timeout_seconds, meeting):
         image_store, _ = storage.open_images(data, config.run, world.device)
         batch_size, others = config.evaluate.batch_size, acceptance_rows(data)

@@ -50,7 +50,7 @@ def run(config: Params) -> None:
     backbone = network.without_head(net, settings.model).to(
         world.device, memory_format=MEMORY_FORMATS[settings.memory_format]
     )  # type: ignore[call-overload]
-    exact.check_device(backbone, settings.model, settings.eval_crop, world.device)
+    exact.check_device(backbone, settings.eval_crop, world.device)
     normalization = network.normalization(settings.model)
     precision = PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)
