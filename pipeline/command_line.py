@@ -12,6 +12,10 @@ PROGRAM = "perennial"
 HELP = {"-h", "--help"}
 COMPLETION, VERSION = "--print-completion", "--version"
 Parser = argparse.ArgumentParser
+BELOW = "PERENNIAL_BELOW"  # the variable of requirements/perennial: where a person stands, see `parse`
+NOWHERE = "/"  # its value without a project
+PATHS = ("IMAGE", "PATH", "FILE", "FOLDER")  # the arguments that are paths, as `--help` names them
+PUBLIC = "torchvision/"  # how the name of a public set begins: no path
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Command:
     help: str  # its line in the list; printed before its imports if it is in the list
     arguments: Callable[[Parser], object] = lambda parser: None  # adds its arguments to a parser
     answers: bool = False  # its stdout is read by programs: `help` goes to stderr, and only if a person sees it
+    anywhere: bool = False  # it needs no project
 
 
 BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.yaml runs them"
@@ -147,7 +152,7 @@ def curve(parser: Parser) -> None:
 
 def sweep(parser: Parser) -> None:
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", default="docs/sweep.yaml", help="a file of ranges (default: docs/sweep.yaml)"
+        "file", nargs="?", metavar="FILE", help="a file of ranges (default: docs/sweep.yaml of the project)"
     )
     at_a_time(parser, "trials")
     parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
@@ -234,7 +239,7 @@ def completion(words: Sequence[str]) -> str:
     commands = parser.add_subparsers()
     stages = [name for name, command in COMMANDS.items() if command.group == STAGES]
     values = {"preset": NAMES, "arguments": stages, "stage": stages}
-    files = {"IMAGE": shtab.FILE, "PATH": shtab.FILE, "FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+    files = dict.fromkeys(PATHS, shtab.FILE) | {"FOLDER": shtab.DIRECTORY}
     for name, command in COMMANDS.items():
         if command.group:
             each = commands.add_parser(name, help=command.help)
@@ -246,14 +251,24 @@ def completion(words: Sequence[str]) -> str:
     return shtab.complete(parser, parser.parse_args(words).print_completion)
 
 
-def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command. Ends this process with status 2 if they are not what the command takes."""
+def parse(name: str, words: Sequence[str], below: str = "") -> argparse.Namespace:
+    """The arguments of a command. Ends this process with status 2 if they are not what the command takes.
+
+    `below`: the folder in which a person typed them, from the project's folder; NOWHERE without a project. A relative
+    path is from that folder, so it is made one from the project's folder, in which the program works.
+    """
+    below = below.removeprefix(NOWHERE)
     parser = Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
     COMMANDS[name].arguments(parser)
-    parser.set_defaults(command=name)
+    parser.set_defaults(command=name, below=below)
     if name == "repro" and HELP.isdisjoint(words):  # its arguments are those of dvc repro
-        return argparse.Namespace(command=name, arguments=[*words])
+        return argparse.Namespace(command=name, below=below, arguments=[*words])
     arguments = parser.parse_args(words)
+    for action in parser._actions if below else ():
+        value = getattr(arguments, action.dest, None)
+        if action.metavar in PATHS and value and not (action.dest == "photos" and value.startswith(PUBLIC)):
+            paths = str(Path(below, value)) if isinstance(value, str) else [str(Path(below, path)) for path in value]
+            setattr(arguments, action.dest, paths)  # `..` stays in it: the folder before it may be a link
     if name == "verify" and arguments.what not in (None, *words[:1]):
         parser.error(f"options of {arguments.what} come after this word")
     return arguments
