@@ -95,7 +95,7 @@ def tell_project(below: str) -> None:
 
 def refuse_nowhere() -> int:
     """Raise UserError: a command that needs a project has none."""
-    remedy = "cd /path/to/the/project; predict --model PATH needs none"
+    remedy = "cd /path/to/the/project, or make one: perennial new FOLDER; predict --model PATH needs none"
     raise UserError(Fault("project", f"none in {Path.cwd()} or above", "missing", remedy=remedy))
 
 

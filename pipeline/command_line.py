@@ -38,6 +38,16 @@ def start(parser: Parser) -> None:
     parser.add_argument("--photos", metavar="FOLDER", help=places)
 
 
+def new(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
+    parser.add_argument("--photos", metavar="FOLDER", help="as of perennial start: for the line to type next")
+
+
+def upgrade(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, another project, or an address of Git")
+    parser.add_argument("revision", nargs="?", metavar="REV", help="a commit, branch or tag (default: the last commit)")
+
+
 def demo(parser: Parser) -> None:
     parser.add_argument("--record", action="store_true", help="make this run the committed one (results/demo/)")
 
@@ -167,6 +177,7 @@ def rank(parser: Parser) -> None:
 
 
 COMMANDS = {
+    "new": Command(BEGIN, "make a project with the code of this one, for other photos", new, anywhere=True),
     "start": Command(
         BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes", start
     ),
@@ -190,8 +201,10 @@ COMMANDS = {
     "verify": Command(
         ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte", verify
     ),
+    "check": Command(ASK, "say whether pipeline/ is that of the release in perennial.json", answers=True),
     "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
+    "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
     "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
