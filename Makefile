@@ -53,7 +53,8 @@ $(READY): requirements/lock.txt
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
-$(VENV)/bin/perennial: requirements/perennial | $(READY)
+$(VENV)/bin/perennial: requirements/perennial requirements/perennial.py | $(READY)
+	@install -m 644 requirements/perennial.py "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 
 # uv reads both locks, so that it changes no package of the first.
