@@ -74,8 +74,8 @@ def installation(clone: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roses(installation: Path, tmp_path: Path) -> Path:
-    """A project that `perennial new` has made."""
-    done = perennial(installation, tmp_path, "new", "roses")
+    """A project that `perennial new` has made, typed in the clone."""
+    done = perennial(installation, installation / "docker", "new", "../../roses")
     assert done.returncode == 0, done.stderr
     return tmp_path / "roses"
 
@@ -114,9 +114,9 @@ def test_a_project_makes_another_one(installation: Path, roses: Path, tmp_path: 
     set_params(roses, train__epochs=3)
     (roses / "pipeline/own.py").write_text("")
     commit(roses)
-    done = perennial(roses, tmp_path, "new", "tulips", "--photos", "installation")
+    done = perennial(roses, tmp_path, "new", "tulips", "--photos", "installation/../roses")
     assert done.returncode == 0, done.stderr
-    assert f"--photos {installation}" in done.stdout
+    assert f"--photos {roses}\n" in done.stdout
     assert call(tmp_path / "tulips", "git", "rev-parse", "HEAD^{tree}") != call(
         roses, "git", "rev-parse", "HEAD^{tree}"
     )

@@ -63,7 +63,7 @@ def create(folder: Path) -> releases.Release:
 
 def main(arguments: Namespace) -> int:
     """Make the project, and print what to type next. Returns 0. Raises UserError."""
-    folder, photos = Path(arguments.folder).absolute(), arguments.photos or ""
+    folder, photos = Path(arguments.folder).resolve(), arguments.photos or ""
     is_public = photos.startswith("torchvision/")
     if photos and not is_public and not Path(photos).is_dir():
         allowed = "the folder with your images, one folder per class in it, or torchvision/<name>"
@@ -72,6 +72,6 @@ def main(arguments: Namespace) -> int:
     release = create(folder)
     print(f"{folder} is a project of Perennial {release.version}, with a first commit. Next:")
     print(f"  cd {shlex.quote(str(folder))} && make setup && . .venv/bin/activate")
-    where = photos if is_public or not photos else str(Path(photos).absolute())
+    where = photos if is_public or not photos else str(Path(photos).resolve())
     print(f"  perennial start quick --photos {shlex.quote(where) if where else '/path/to/photos'}")
     return 0
