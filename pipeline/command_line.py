@@ -15,7 +15,7 @@ Parser = argparse.ArgumentParser
 BELOW = "PERENNIAL_BELOW"  # the variable of requirements/perennial: where a person stands, see `parse`
 NOWHERE = "/"  # its value without a project
 PATHS = ("IMAGE", "PATH", "FILE", "FOLDER")  # the arguments that are paths, as `--help` names them
-PUBLIC = "torchvision/"  # how the name of a public set begins: no path
+NO_PATH = ("torchvision/", "~")  # how --photos begins with the name of a public set, and with a path from the home
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def parse(name: str, words: Sequence[str], below: str = "") -> argparse.Namespac
     arguments = parser.parse_args(words)
     for action in parser._actions if below else ():
         value = getattr(arguments, action.dest, None)
-        if action.metavar in PATHS and value and not (action.dest == "photos" and value.startswith(PUBLIC)):
+        if action.metavar in PATHS and value and not (action.dest == "photos" and value.startswith(NO_PATH)):
             paths = str(Path(below, value)) if isinstance(value, str) else [str(Path(below, path)) for path in value]
             setattr(arguments, action.dest, paths)  # `..` stays in it: the folder before it may be a link
     if name == "verify" and arguments.what not in (None, *words[:1]):

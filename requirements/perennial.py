@@ -68,7 +68,7 @@ class Project:
     """
 
     def __init__(self, folder: str | Path = ".") -> None:
-        self.folder = Path(folder).absolute()
+        self.folder = Path(folder).expanduser().absolute()
         self._file("pipeline/__main__.py", "make a project: perennial new FOLDER")
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class Project:
         `photos`: a folder with one folder per class, or torchvision/<name>; empty: as params.yaml says. Raises Failed.
         """
         is_public = str(photos).startswith(PUBLIC)
-        where = ["--photos", str(photos) if is_public else str(Path(photos).absolute())] if photos else []
+        where = ["--photos", str(photos) if is_public else str(Path(photos).expanduser().absolute())] if photos else []
         self._run("start", preset, *where)
 
     def run(self, *arguments: str) -> None:

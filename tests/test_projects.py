@@ -310,6 +310,8 @@ def test_a_relative_path_is_from_where_the_person_stands(modelled: Path, tmp_pat
     (modelled / "photos/more/own.yaml").write_text("train.lr: wrong")
     for word in ("own.yaml", "nothing.yaml"):
         assert f"photos/more/{word}" in perennial(tmp_path / "env", modelled / "photos/more", "sweep", word).stderr
+    done = perennial(tmp_path / "env", modelled / "photos", "new", "roses", "--photos", "~/none")
+    assert "--photos: ~/none" in done.stderr
     done = perennial(tmp_path / "env", modelled / "photos", "predict", "a.png", "--heatmap", "more")
     assert "photos/more: it is not empty" in done.stderr
 

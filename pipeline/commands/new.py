@@ -27,6 +27,7 @@ perennial repro                                   # trains the model, and tests 
 ```
 
 `params.yaml` has the settings, and `perennial` alone lists all commands.
+The documents are in `docs/` of the repository of Perennial.
 """
 
 
@@ -65,13 +66,13 @@ def main(arguments: Namespace) -> int:
     """Make the project, and print what to type next. Returns 0. Raises UserError."""
     folder, photos = Path(arguments.folder).resolve(), arguments.photos or ""
     is_public = photos.startswith("torchvision/")
-    if photos and not is_public and not Path(photos).is_dir():
+    if photos and not is_public and not Path(photos).expanduser().is_dir():
         allowed = "the folder with your images, one folder per class in it, or torchvision/<name>"
         raise UserError(Fault("--photos", photos, "missing", "it is not a folder", allowed))
     check_folder(folder)
     release = create(folder)
     print(f"{folder} is a project of Perennial {release.version}, with a first commit. Next:")
     print(f"  cd {shlex.quote(str(folder))} && make setup && . .venv/bin/activate")
-    where = photos if is_public or not photos else str(Path(photos).resolve())
+    where = photos if is_public or not photos else str(Path(photos).expanduser().resolve())
     print(f"  perennial start quick --photos {shlex.quote(where) if where else '/path/to/photos'}")
     return 0
