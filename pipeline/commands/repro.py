@@ -53,9 +53,7 @@ def check_photos(config: Params, stages: Collection[str]) -> None:
 def repro(words: list[str], verbose: bool = False, below: str = "") -> int:
     """Repair, run, and sync. Returns the exit status. `below`: the folder in which the words were typed."""
     arguments = in_process.parse(words)
-    if below and arguments.cd != os.curdir:
-        arguments.cd = str(Path(below, arguments.cd))
-    elif below:  # the name of a stage is the same everywhere; a file is named from there
+    if below:  # the name of a stage is the same everywhere; a file is named from there
         arguments.targets = [
             str(Path(below, name)) if name.partition(":")[0].endswith(FILES) else name for name in arguments.targets
         ]

@@ -76,8 +76,9 @@ def source_of(folder: Path, revision: str = "") -> Source:
     Without a revision it is the last commit, and the files of the release must be as in it. Raises UserError.
     """
     if not programs.last_commit(folder) or git("rev-parse", "--show-prefix", cwd=folder):
-        reason = "it is not the folder of a Git repository with a commit"
-        raise UserError(Fault(str(folder), "no release", "missing", reason, "a clone of Perennial, or a project"))
+        reason, remedy = "Git has no commit of this folder", f"git -C {folder} status says more"
+        allowed = "a clone of Perennial, or a project"
+        raise UserError(Fault(str(folder), "no release", "missing", reason, allowed, remedy))
     if not (commit := programs.commit_of(revision or "HEAD", folder)):
         raise UserError(Fault(str(folder), revision, "unknown", "Git names no commit so", "a commit, branch or tag"))
     if git("ls-tree", commit, "--", str(RECORD), cwd=folder):
