@@ -7,12 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.harness import workspace
 from pipeline.sources import synthetic
 from tests.conftest import PROJECT
+from tests.helpers.browser import needs_chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +85,31 @@ except KeyboardInterrupt: print(open("roses/saved").read())
     while not (fake / "roses/saved").exists():
         time.sleep(0.05)
     assert (fake / "roses/saved").read_text() == reaches
+
+
+@needs_chromium
+def test_the_report_changes_no_style_of_the_notebook(
+    browser: "Browser", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is shown with its own styles and variables. A heading of the notebook keeps its colour."""
+    monkeypatch.syspath_prepend(PROJECT / "requirements")
+    import perennial
+
+    style = ":root { --ink: rgb(1, 2, 3); }\nbody { color: var(--ink); }\nh1 { font-size: 77px; }"
+    text = f"<html><head><style>\n{style}</style></head><body><h1>Report</h1></body></html>"
+    (tmp_path / "index.html").write_text(text)
+    page = browser.new_page()
+    page.set_content("<div id=cell></div><h1>Notebook</h1>")
+    # As Jupyter shows the HTML of a cell: a fragment, in which scripts run.
+    page.evaluate(
+        "text => document.getElementById('cell').append(document.createRange().createContextualFragment(text))",
+        perennial.Report(tmp_path / "index.html")._repr_html_(),
+    )
+    shown = "getComputedStyle(document.querySelector('#cell div').shadowRoot.querySelector('h1'))"
+    own = "getComputedStyle(document.querySelector('body > h1'))"
+    assert page.evaluate(f"[{shown}.color, {shown}.fontSize]") == ["rgb(1, 2, 3)", "77px"]
+    assert page.evaluate(f"[{own}.color, {own}.fontSize]") == ["rgb(0, 0, 0)", "32px"]
+    page.close()
 
 
 NOTEBOOK = PROJECT / "docs/project.ipynb"
