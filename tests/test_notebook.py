@@ -15,6 +15,7 @@ from benchmarks.harness import workspace
 from pipeline.sources import synthetic
 from tests.conftest import PROJECT
 from tests.helpers.browser import needs_chromium
+from tests.helpers.projects import call, commit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -117,10 +118,12 @@ NOTEBOOK = PROJECT / "docs/project.ipynb"
 
 @pytest.mark.nightly("a project with a whole run of quick: 40 s of CPU; test-ci has each command by itself")
 def test_the_notebook_runs(tmp_path: Path) -> None:
-    """Its cells, in their order, on drawn flowers. What it shows equals the files of the project."""
+    """Its cells, in their order, on drawn flowers, in a new project. What it shows equals the files of the project."""
     (tmp_path / "photos").mkdir()
     synthetic.draw(tmp_path / "photos", 60, 64, seed=0, workers=2)
-    workspace.create_repository(tmp_path / "roses", source=PROJECT)
+    workspace.create_repository(tmp_path / "clone", source=PROJECT)
+    commit(tmp_path / "clone")
+    call(tmp_path / "clone", sys.executable, "-m", "pipeline", "new", "../roses")
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     code = ["".join(cell["source"]) for cell in cells]
     assert max(len(str(cell["outputs"])) for cell in cells) < 1000
