@@ -257,12 +257,11 @@ def test_an_upgrade_that_could_lose_something_is_refused(what: str, installation
             named = "branch perennial"
             call(roses, "git", "switch", "--quiet", "perennial")
         case "in the way":
-            named = "docs/new.yaml"
             release(installation, "4", ("docs/sweep.yaml", r"\A", "\n"))
-            call(installation, "git", "mv", "docs/sweep.yaml", "data/new.yaml")
+            call(installation, "git", "mv", "docs/sweep.yaml", "docker/new.yaml")
             commit(installation)
-            words, named = ["../installation", "HEAD"], "data/new.yaml"
-            (roses / "data/new.yaml").write_text("our own")
+            words, named = ["../installation", "HEAD"], "docker/new.yaml"
+            (roses / "docker/new.yaml").write_text("our own")
     before = state(folder)
     done = perennial(installation, folder, "upgrade", *words)
     assert done.returncode == 1

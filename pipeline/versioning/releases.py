@@ -18,8 +18,8 @@ from pipeline.versioning import programs
 # All that a project needs, what code reads of docs/ and results/ included. The workflows in .github are of Perennial.
 CONTENT = (
     ".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "CITATION.cff", "LICENSE", "Makefile",
-    "data", "docker", "docs/sweep.yaml", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements",
-    "results/demo", "results/recipes",
+    "data/corrections.csv", "data/inbox/.gitignore", "data/pretrained/.gitignore", "docker", "docs/sweep.yaml",
+    "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results/demo", "results/recipes",
 )  # fmt: skip
 CODE = "pipeline"
 BRANCH = "perennial"
