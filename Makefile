@@ -53,14 +53,18 @@ $(READY): requirements/lock.txt
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
-$(VENV)/bin/perennial: requirements/perennial | $(READY)
+$(VENV)/bin/perennial: requirements/perennial requirements/perennial.py | $(READY)
+	@install -m 644 requirements/perennial.py "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 
 # uv reads both locks, so that it changes no package of the first.
-$(READY_TESTS): requirements/test.txt $(READY)
+$(READY_TESTS): requirements/test.txt $(READY) | tests
 	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt, in about a minute"
 	@$(INSTALL) --requirement requirements/lock.txt --requirement requirements/test.txt
 	@touch $(READY_TESTS)
+
+tests:  # a project that `perennial new` made has none
+	@echo "make: no tests here: they are in the repository of Perennial, where its code is changed" >&2; exit 1
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline demo
@@ -146,12 +150,12 @@ COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --
 COMPILE_TESTS := $(COMPILE) --group test --constraint requirements/lock.txt --output-file requirements/test.txt \
 	$$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/lock.txt)
 LOCK_UV := sed --quiet '/^uv==/,/[^\\]$$/p' requirements/test.txt > requirements/uv.txt
-lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
+lock: $(READY)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
 	@$(COMPILE) pyproject.toml --output-file requirements/lock.txt
 	@$(COMPILE_TESTS)
 	@$(LOCK_UV)
 
-lock-tests: $(READY_TESTS)  ## write requirements/test.txt alone: new linters, and no stage runs again
+lock-tests: $(READY)  ## write requirements/test.txt alone: new linters, and no stage runs again
 	@$(COMPILE_TESTS)
 	@$(LOCK_UV)
 

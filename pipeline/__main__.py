@@ -33,11 +33,13 @@ from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
-from pipeline.base.errors import exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.command_line import (
+    BELOW,
     COMMANDS,
     COMPLETION,
     HELP,
+    NOWHERE,
     PROGRAM,
     STAGES,
     VERSION,
@@ -85,6 +87,18 @@ def announce(name: str, command: Command, answers: bool) -> None:
             os.write(descriptor, f"{name}: {command.help}\n".encode())
 
 
+def tell_project(below: str) -> None:
+    """Print to a person who stands in a folder below the project's where the project is."""
+    if below not in ("", NOWHERE) and sys.stderr and sys.stderr.isatty():
+        print(f"{PROGRAM}: the project is {Path.cwd()}; names of files are from there", file=sys.stderr)
+
+
+def refuse_nowhere() -> int:
+    """Raise UserError: a command that needs a project has none."""
+    remedy = "cd /path/to/the/project, or make one: perennial new FOLDER; predict --model PATH needs none"
+    raise UserError(Fault("project", f"none in {Path.cwd()} or above", "missing", remedy=remedy))
+
+
 def print_text(text: str) -> int:
     """Print a text; 0."""
     print(text)
@@ -93,6 +107,7 @@ def print_text(text: str) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that the words name. Returns its exit status: 2 if there is no such command, or arguments."""
+    below = os.environ.pop(BELOW, "")  # the processes that it starts stand in the project's folder
     # torch.distributed.launch passes the local rank as a word, too.
     given = [*(sys.argv[1:] if words is None else words)]
     name, *rest = [word for word in given if not word.startswith("--local-rank=")] or ["--help"]
@@ -107,8 +122,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)
         return 2
-    arguments = parse(name, rest)
+    arguments = parse(name, rest, below)
+    if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
+        return exit_status(name, refuse_nowhere)
     set_up_interpreter()
+    tell_project(below)
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))
 
     def run() -> int:

@@ -12,6 +12,10 @@ PROGRAM = "perennial"
 HELP = {"-h", "--help"}
 COMPLETION, VERSION = "--print-completion", "--version"
 Parser = argparse.ArgumentParser
+BELOW = "PERENNIAL_BELOW"  # the variable of requirements/perennial: where a person stands, see `parse`
+NOWHERE = "/"  # its value without a project
+PATHS = ("IMAGE", "PATH", "FILE", "FOLDER")  # the arguments that are paths, as `--help` names them
+NO_PATH = ("torchvision/", "~")  # how --photos begins with the name of a public set, and with a path from the home
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Command:
     help: str  # its line in the list; printed before its imports if it is in the list
     arguments: Callable[[Parser], object] = lambda parser: None  # adds its arguments to a parser
     answers: bool = False  # its stdout is read by programs: `help` goes to stderr, and only if a person sees it
+    anywhere: bool = False  # it needs no project
 
 
 BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.yaml runs them"
@@ -31,6 +36,16 @@ def start(parser: Parser) -> None:
     parser.add_argument("preset", nargs="?", type=str.lower, default="", help="without: all are shown")
     places = "a folder with images, read where it is, or torchvision/<name>"
     parser.add_argument("--photos", metavar="FOLDER", help=places)
+
+
+def new(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
+    parser.add_argument("--photos", metavar="FOLDER", help="as of perennial start: for the line to type next")
+
+
+def upgrade(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, another project, or an address of Git")
+    parser.add_argument("revision", nargs="?", metavar="REV", help="a commit, branch or tag (default: the last commit)")
 
 
 def demo(parser: Parser) -> None:
@@ -81,7 +96,7 @@ def predict(parser: Parser) -> None:
 
 
 def forget(parser: Parser) -> None:
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="an image, as in data/split.csv")
+    parser.add_argument("photos", nargs="+", metavar="PHOTO", help="an image, as data/split.csv names it")
 
 
 def compare(parser: Parser) -> None:
@@ -151,7 +166,7 @@ def curve(parser: Parser) -> None:
 
 def sweep(parser: Parser) -> None:
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", default="docs/sweep.yaml", help="a file of ranges (default: docs/sweep.yaml)"
+        "file", nargs="?", metavar="FILE", help="a file of ranges (default: docs/sweep.yaml of the project)"
     )
     at_a_time(parser, "trials")
     parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
@@ -166,6 +181,7 @@ def rank(parser: Parser) -> None:
 
 
 COMMANDS = {
+    "new": Command(BEGIN, "make a project with the code of this one, for other photos", new, anywhere=True),
     "start": Command(
         BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes", start
     ),
@@ -189,9 +205,11 @@ COMMANDS = {
     "verify": Command(
         ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte", verify
     ),
+    "check": Command(ASK, "say whether pipeline/ is that of the release in perennial.json", answers=True),
     "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
+    "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
     "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
@@ -239,7 +257,7 @@ def completion(words: Sequence[str]) -> str:
     commands = parser.add_subparsers()
     stages = [name for name, command in COMMANDS.items() if command.group == STAGES]
     values = {"preset": NAMES, "arguments": stages, "stage": stages}
-    files = {"IMAGE": shtab.FILE, "PATH": shtab.FILE, "FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+    files = dict.fromkeys(PATHS, shtab.FILE) | {"FOLDER": shtab.DIRECTORY}
     for name, command in COMMANDS.items():
         if command.group:
             each = commands.add_parser(name, help=command.help)
@@ -251,14 +269,24 @@ def completion(words: Sequence[str]) -> str:
     return shtab.complete(parser, parser.parse_args(words).print_completion)
 
 
-def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command. Ends this process with status 2 if they are not what the command takes."""
+def parse(name: str, words: Sequence[str], below: str = "") -> argparse.Namespace:
+    """The arguments of a command. Ends this process with status 2 if they are not what the command takes.
+
+    `below`: the folder in which a person typed them, from the project's folder; NOWHERE without a project. A relative
+    path is from that folder, so it is made one from the project's folder, in which the program works.
+    """
+    below = below.removeprefix(NOWHERE)
     parser = Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
     COMMANDS[name].arguments(parser)
-    parser.set_defaults(command=name)
+    parser.set_defaults(command=name, below=below)
     if name == "repro" and HELP.isdisjoint(words):  # its arguments are those of dvc repro
-        return argparse.Namespace(command=name, arguments=[*words])
+        return argparse.Namespace(command=name, below=below, arguments=[*words])
     arguments = parser.parse_args(words)
+    for action in parser._actions if below else ():
+        value = getattr(arguments, action.dest, None)
+        if action.metavar in PATHS and value and not (action.dest == "photos" and value.startswith(NO_PATH)):
+            paths = str(Path(below, value)) if isinstance(value, str) else [str(Path(below, path)) for path in value]
+            setattr(arguments, action.dest, paths)  # `..` stays in it: the folder before it may be a link
     if name == "verify" and arguments.what not in (None, *words[:1]):
         parser.error(f"options of {arguments.what} come after this word")
     return arguments

@@ -82,8 +82,8 @@ def test_what_is_trained_next_is_what_a_set_without_them_gives(project: Path, tm
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (("cat/99.png",), "PATH:1"),
-        (("cat/2.png", "nothing"), "PATH:2"),
+        (("cat/99.png",), "PHOTO:1"),
+        (("cat/2.png", "nothing"), "PHOTO:2"),
         (tuple(f"dog/{number}.png" for number in range(100, 109)), "classes"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_refusal_changes_nothing(project: Path, words: tuple[str, ...], key: s
 def test_it_forgets_an_image_once(project: Path) -> None:
     """The second time, nothing is left to forget."""
     forget.forget(CONFIG, ("cat/3.png",))
-    with refuses(("PATH", "value")):
+    with refuses(("PHOTO", "value")):
         forget.forget(CONFIG, ("cat/3.png",))
 
 

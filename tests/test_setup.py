@@ -22,6 +22,7 @@ def project(tmp_path: Path) -> Path:
         (folder / "requirements" / lock).write_text("")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(PROJECT / name, folder)
+    (folder / "tests").mkdir()
     return folder
 
 
@@ -133,3 +134,16 @@ def test_git_ignores_a_link_in_place_of_a_folder(name: str, tmp_path: Path) -> N
     (tmp_path / "data/other").symlink_to(tmp_path)
     ignored = subprocess.check_output(["git", "check-ignore", name, "data/other"], cwd=tmp_path, text=True)
     assert ignored.splitlines() == [name]
+
+
+def test_a_project_without_tests_installs_nothing_for_them(project: Path) -> None:
+    """`make test` and `make lint` are of the repository. Elsewhere they end before a package is installed."""
+    (project / "tests").rmdir()
+    (project / ".venv").mkdir()
+    for name in (".ready", "bin"):
+        (project / ".venv" / name).touch()
+    for target in ("test", "lint"):
+        done = run(project, "make", target)
+        assert done.returncode == 2
+        assert "no tests here" in done.stderr
+    assert sorted(path.name for path in (project / ".venv").iterdir()) == [".ready", "bin"]

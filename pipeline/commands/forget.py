@@ -1,8 +1,8 @@
 """Forget photos: they and their near duplicates leave the data set, and the next run never sees them.
 
-    perennial forget PATH…
+    perennial forget PHOTO…
 
-A path is that of data/split.csv, or a part of it that no other image has. Images with the same pixels, or in the same
+A photo is a path of data/split.csv, or a part of a path that no other image has. Images with the same pixels, or in the same
 group of data/split.csv, leave, too. They become lines of data/corrections.csv with the label `exclude`. The images that
 stay keep their split where they can. The model that the next run makes has the bytes of one that was trained without
 these files, and anybody can repeat it (perennial verify).
@@ -58,14 +58,14 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     """
     rows = split_table.all_rows(Path(config.paths.split))
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
-    matches = user_table.match_paths("PATH", names, {row.path for row in rows})
+    matches = user_table.match_paths("PHOTO", names, {row.path for row in rows})
     raise_if_any(matches.faults)
     lines = {cells["path"]: cells for _, cells in corrections.read(table).lines}
     excluded = {path for path, cells in lines.items() if cells["label"] == corrections.EXCLUDE}
     forgotten = [row for row in together(rows, matches.paths) if row.path not in excluded]
     if not forgotten:
         reason = f"{table} excludes it already"
-        raise UserError(Fault("PATH", ", ".join(words), "value", reason, remedy="perennial repro trains without it"))
+        raise UserError(Fault("PHOTO", ", ".join(words), "value", reason, remedy="perennial repro trains without it"))
     check_rest(rows, forgotten)
     lines |= {row.path: {"path": row.path, "label": corrections.EXCLUDE, "reason": REASON} for row in forgotten}
     files.write_csv(table, COLUMNS, [[cells.get(name, "") for name in COLUMNS] for cells in lines.values()])
@@ -74,7 +74,7 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
 
 def main(arguments: Namespace) -> int:
     config = params.load()
-    forgotten = forget(config, arguments.paths)
+    forgotten = forget(config, arguments.photos)
     for row in forgotten:
         print(f"forget: {visible(row.path)} ({row.reason or row.split})")
     used = sum(not row.reason for row in forgotten)

@@ -48,11 +48,11 @@ MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"
 
 
-def predict(request: Request, form: str = "text", top: int | None = None) -> int:
+def predict(request: Request, form: str = "text", top: int | None = None, below: str = "") -> int:
     """Print the answer for each image. Returns the number of files that are not images.
 
-    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. Raises UserError
-    without a model.
+    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `below`: the
+    folder in which the paths were typed (`command_line.parse`). Raises UserError without a model.
     """
     if sys.stdout is None:
         remedy = "leave out >&-"
@@ -64,6 +64,8 @@ def predict(request: Request, form: str = "text", top: int | None = None) -> int
     try:
         sys.stdout.write(head)
         for answer in with_progress(answers, request):
+            for key in {"path", "heatmap"} & answer.keys():
+                answer[key] = as_typed(answer[key], below)
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
             classes[NONE if answer["answer"] == "none" else answer["class"]] += 1
@@ -74,6 +76,11 @@ def predict(request: Request, form: str = "text", top: int | None = None) -> int
     if form == "text" and classes and any(path.is_dir() for path in request.images):
         print(f"predict: {as_counts(classes)}", file=sys.stderr)
     return len(refusals)
+
+
+def as_typed(path: str, below: str) -> str:
+    """A path as the person in the folder `below` has typed it: what `command_line.parse` has added is gone."""
+    return str(Path(path).relative_to(below)) if Path(path).is_relative_to(below) else path
 
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
@@ -149,4 +156,4 @@ def main(arguments: Namespace) -> int:
     request = Request(
         images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap
     )
-    return 1 if predict(request, arguments.form, arguments.top) else 0
+    return 1 if predict(request, arguments.form, arguments.top, arguments.below) else 0

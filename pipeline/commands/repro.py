@@ -24,6 +24,7 @@ from pipeline.data import corrections
 from pipeline.sources import originals
 from pipeline.versioning import cache_repair, dvc_lock, in_process, processes
 
+FILES = (".dvc", ".yaml")  # of stages
 VERBOSE = "--verbose"  # an option of this command: DVC has one of its own, for its developers (-v)
 
 
@@ -49,9 +50,13 @@ def check_photos(config: Params, stages: Collection[str]) -> None:
         raise UserError(corrections.missing())
 
 
-def repro(words: list[str], verbose: bool = False) -> int:
-    """Repair, run, and sync. Returns the exit status."""
+def repro(words: list[str], verbose: bool = False, below: str = "") -> int:
+    """Repair, run, and sync. Returns the exit status. `below`: the folder in which the words were typed."""
     arguments = in_process.parse(words)
+    if below:  # the name of a stage is the same everywhere; a file is named from there
+        arguments.targets = [
+            str(Path(below, name)) if name.partition(":")[0].endswith(FILES) else name for name in arguments.targets
+        ]
     if arguments.interactive:
         reason = "DVC asks before each stage, and signals go to the stage"
         raise UserError(Fault("repro", "--interactive", "value", reason, remedy="dvc repro --interactive"))
@@ -94,4 +99,4 @@ def repro(words: list[str], verbose: bool = False) -> int:
 
 def main(arguments: Namespace) -> int:
     words = arguments.arguments
-    return repro([word for word in words if word != VERBOSE], verbose=VERBOSE in words)
+    return repro([word for word in words if word != VERBOSE], VERBOSE in words, arguments.below)

@@ -34,6 +34,7 @@ from pipeline.studies.trials import TrialResult
 from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import children, dvc_lock, integrity, programs
 
+EXAMPLE = "docs/sweep.yaml"
 TRAIN = "weights", "features", "train"  # the stages of a trial
 TEST = *TRAIN, "evaluate"  # of the best one
 RUNS = Path(Paths.runs)  # TensorBoard shows the trials while they run
@@ -240,6 +241,6 @@ def apply(path: Path) -> int:
 
 
 def main(arguments: Namespace) -> int:
-    file = Path(arguments.file)
+    file = Path(arguments.file or EXAMPLE)
     runner.stop_on_signals("finished trials are kept: run again to go on")
     return apply(file) if arguments.apply else sweep(file, arguments.jobs, arguments.on)

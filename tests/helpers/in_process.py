@@ -89,7 +89,7 @@ def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str],
         assert isinstance(handler, logging.StreamHandler)
         handler.stream = sys.stderr if handler.level == logging.WARNING else sys.stdout
     try:
-        status = repro.main(Namespace(arguments=[*words]))
+        status = repro.main(Namespace(arguments=[*words], below=""))
     except SystemExit as end:
         status = int(end.code or 0)
     told = capfd.readouterr()
