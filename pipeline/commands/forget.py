@@ -2,10 +2,10 @@
 
     perennial forget PHOTO…
 
-A photo is a path of data/split.csv, or a part of a path that no other image has. Images with the same pixels, or in the same
-group of data/split.csv, leave, too. They become lines of data/corrections.csv with the label `exclude`. The images that
-stay keep their split where they can. The model that the next run makes has the bytes of one that was trained without
-these files, and anybody can repeat it (perennial verify).
+A photo is a path of data/split.csv, or a part of a path that no other image has. Images with the same pixels, or in the
+same group of data/split.csv, leave, too. They become lines of data/corrections.csv with the label `exclude`. The images
+that stay keep their split where they can. The model that the next run makes has the bytes of one that was trained
+without these files, and anybody can repeat it (perennial verify).
 """
 
 from argparse import Namespace
