@@ -17,7 +17,7 @@ from tests.helpers.datasets import noise_image, settings, two_classes
 from tests.helpers.refusals import refuses
 
 CONFIG = params.parse(on_cpu(read_params()))
-HEADER = "path,label,reason\n"
+HEADER = "path,label,reason,who\n"
 
 
 def do_split(seed: int = 3) -> None:
@@ -39,7 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     near.putpixel((0, 0), (1, 2, 3))
     near.save(folder / "cat/near.png")
     shutil.copy(folder / "cat/1.png", folder / "cat/1 again.png")
-    corrections.FILE.write_text(f"{HEADER}cat/2.png,dog,it barks\n")
+    corrections.FILE.write_text(f"{HEADER}cat/2.png,dog,it barks,me\n")
     do_split()
     return folder
 
@@ -58,9 +58,9 @@ def table() -> list[str]:
     ],
 )
 def test_an_image_leaves_with_those_that_are_alike(project: Path, words: tuple[str, ...], gone: list[str]) -> None:
-    """A part of a path is enough if it names one image. Other lines of the table stay."""
+    """A part of a path is enough if it names one image. Other lines and columns of the table stay."""
     assert [row.path for row in forget.forget(CONFIG, words)] == gone
-    assert table() == ["cat/2.png,dog,it barks", *(f"{path},exclude,forgotten" for path in gone)]
+    assert table() == ["cat/2.png,dog,it barks,me", *(f"{path},exclude,forgotten," for path in gone)]
 
 
 def test_what_is_trained_next_is_what_a_set_without_them_gives(project: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_is_trained_next_is_what_a_set_without_them_gives(project: Path, tm
     after = packed.load(Path("data/packed"), Path("data/split.csv"))
     for path in gone:
         (project / path).unlink()
-    corrections.FILE.write_text(f"{HEADER}cat/2.png,dog,it barks\n")
+    corrections.FILE.write_text(f"{HEADER}cat/2.png,dog,it barks,me\n")
     do_split()
     never = packed.load(Path("data/packed"), Path("data/split.csv"))
     assert after.digest == never.digest

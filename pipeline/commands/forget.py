@@ -60,15 +60,18 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
     matches = user_table.match_paths("PHOTO", names, {row.path for row in rows})
     raise_if_any(matches.faults)
-    lines = {cells["path"]: cells for _, cells in corrections.read(table).lines}
+    before = corrections.read(table)
+    lines = {cells["path"]: cells for _, cells in before.lines}
     excluded = {path for path, cells in lines.items() if cells["label"] == corrections.EXCLUDE}
     forgotten = [row for row in together(rows, matches.paths) if row.path not in excluded]
     if not forgotten:
         reason = f"{table} excludes it already"
         raise UserError(Fault("PHOTO", ", ".join(words), "value", reason, remedy="perennial repro trains without it"))
     check_rest(rows, forgotten)
-    lines |= {row.path: {"path": row.path, "label": corrections.EXCLUDE, "reason": REASON} for row in forgotten}
-    files.write_csv(table, COLUMNS, [[cells.get(name, "") for name in COLUMNS] for cells in lines.values()])
+    for row in forgotten:
+        lines[row.path] = {**lines.get(row.path, {}), "path": row.path, "label": corrections.EXCLUDE, "reason": REASON}
+    columns = (*COLUMNS, *before.unknown_columns)
+    files.write_csv(table, columns, [[cells.get(name, "") for name in columns] for cells in lines.values()])
     return forgotten
 
 
