@@ -14,6 +14,7 @@ A network that is compiled, or computed in half precision, is not exact. `check_
 float64 on the CPU.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
@@ -127,7 +128,7 @@ def build(name: str, classes: int) -> Exact:
 def quantize(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the network `name`, without those of the head, from those of timm's model.
 
-    They are computed element by element in float64, so every CPU gives the same bits.
+    They are computed in float64, element by element or by sums that are rounded once: every CPU gives the same bits.
     """
     net = timm_models.build(timm_name(name), 1)
     net.load_state_dict(net.state_dict() | _without_head(tensors))
@@ -165,7 +166,8 @@ def _steps(weight: Tensor, bias: Tensor, highest: int) -> Tensor:
     values that enter the layer, of which `highest` is the largest.
     """
     rounding = weight[0].numel() * highest / 2 + 1
-    sums = weight.abs().sum((1, 2, 3)) * highest + bias.abs()
+    totals = [math.fsum(channel) for channel in weight.abs().flatten(1).tolist()]  # torch's order depends on the CPU
+    sums = torch.tensor(totals, dtype=torch.float64) * highest + bias.abs()
     return torch.maximum(sums / (LARGEST - 1 - rounding), weight.abs().amax((1, 2, 3)) / WEIGHT_LEVELS).clamp(min=1e-30)
 
 
