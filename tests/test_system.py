@@ -166,7 +166,7 @@ def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> 
 
 ANSWERABLE = {
     "predict": ["photo.jpg"], "continue-from": ["HEAD"], "verify": ["elsewhere"], "rank": ["train"],
-    "new": ["folder"], "upgrade": ["."],
+    "new": ["folder"], "upgrade": ["."], "forget": ["photo.jpg"],
 }  # fmt: skip
 
 

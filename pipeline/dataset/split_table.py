@@ -101,8 +101,8 @@ def _image(cells: Mapping[str, str | None], columns: Sequence[str]) -> ImageRow:
 
 def _check_packed(row: ImageRow, columns: Sequence[str]) -> None:
     """Raise ValueError unless the row is that of a packed image, in a table with these columns."""
-    splits = SPLITS if "split" in columns and not row.reason else ("",)
-    if row.split not in splits:
+    splits = ("",) if row.reason else SPLITS
+    if "split" in columns and row.split not in splits:
         raise ValueError(f"split {row.split!r:.40} is none of {', '.join(splits)}")
     if not (row.width and row.height):
         raise ValueError("an image without a pixel")

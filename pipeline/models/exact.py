@@ -182,14 +182,14 @@ def check_device(net: nn.Module, side: int, device: torch.device) -> None:
     """
     if not isinstance(net, Exact):
         return
-    reference = deepcopy(net).cpu()
+    reference = deepcopy(net).to("cpu")
     for layer in reference.modules():
         if isinstance(layer, Layer):
             layer.sums_in = torch.float64
     whole = torch.arange(2 * 3 * side * side, dtype=torch.int64) * 7919 % 511 - 255  # all values, in no simple order
     images = whole.reshape(2, 3, side, side).float()
     with torch.no_grad():
-        differing = int((net(images.to(device)).cpu() != reference(images)).sum())
+        differing = int((net(images.to(device)).to("cpu") != reference(images)).sum())
     if differing:
         reason = f"{differing:,} numbers differ from sums in float64 on the CPU, so this device does not add exactly"
         remedy = f"report the device, or take {timm_name(net.name)}"
