@@ -67,7 +67,8 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert name not in reports.TABLES or table_of(name, report).count("\n") > 1
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
-    assert name in ("planning", "arithmetic", "scale", "steps") or report["conditions"]["photos"]
+    without_photos = ("planning", "arithmetic", "exact", "profile", "scale", "steps")
+    assert name in without_photos or report["conditions"]["photos"]
 
 
 def test_no_device_is_no_report(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from benchmarks.harness import measuring
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
+from pipeline.checks import machine
 from pipeline.config import params
 from pipeline.data import corrections
 from pipeline.sources import synthetic
@@ -101,6 +102,9 @@ def create(folder: Path, *params: Changes) -> None:
     needed = [path for name in NEEDED for path in (Path(name), *Path(name).rglob("*"))]
     workcopy.copy_files([path for path in needed if path.is_file() and path.suffix != ".pyc"], Path(), folder)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)
+    if different := machine.other_packages(Path()):  # a stage would refuse them; a GPU machine has its own
+        print(f"benchmarks: not the packages of the lock: {', '.join(different[:3])} … ({len(different)} in all)")
+        files.write_text(folder / files.LOCKED_PACKAGES, "# The report of the benchmark names the packages.\n")
     for changes in params:
         set_params(folder, changes)
 
