@@ -27,8 +27,8 @@ from tests.helpers.refusals import refuses
 from tests.helpers.wheels import wheel
 
 NAMES = (
-    *("arithmetic", "ceiling", "decoding", "devices", "growth", "loader", "peers", "pipeline", "planning", "prepare"),
-    *("profile", "scale", "steps", "time_to_accuracy", "ways"),
+    *("arithmetic", "ceiling", "decoding", "devices", "exact", "growth", "loader", "peers", "pipeline", "planning"),
+    *("prepare", "profile", "scale", "steps", "time_to_accuracy", "ways"),
 )
 # `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
 TRIED = [name for name in NAMES if name not in ("devices", "peers")]
