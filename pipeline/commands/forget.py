@@ -11,6 +11,7 @@ without these files, and anybody can repeat it (perennial verify).
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.base import files
@@ -59,7 +60,7 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     rows = split_table.all_rows(Path(config.paths.split))
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
     matches = user_table.match_paths("PHOTO", names, {row.path for row in rows})
-    raise_if_any(matches.faults)
+    raise_if_any(replace(fault, remedy=f"{config.paths.split} has the names") for fault in matches.faults)
     before = corrections.read(table)
     lines = {cells["path"]: cells for _, cells in before.lines}
     excluded = {path for path, cells in lines.items() if cells["label"] == corrections.EXCLUDE}
