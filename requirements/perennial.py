@@ -210,7 +210,7 @@ class Project:
         """
         own = self.folder / ".venv/bin/python"
         python = str(own) if own.exists() else sys.executable
-        pipe, kept = subprocess.PIPE, ([], [])  # type: tuple[int, tuple[list[str], list[str]]]
+        pipe, kept = subprocess.PIPE, (list[str](), list[str]())
 
         def read(stream: IO[str], lines: list[str], target: IO[str] | None) -> None:
             for line in stream:

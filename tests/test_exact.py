@@ -22,15 +22,12 @@ from pipeline.models.description import Description, View
 from pipeline.models.exported import ExportedModel, with_normalization
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import digests, messages, outputs, small_world, start
+from tests.helpers.trainings import digests, outputs, small_world
+from tests.test_features import SOLVED, run
 from tests.test_portable import needs_qemu
 
 LITE0 = "exact/tf_efficientnet_lite0"
 SIDE = 224
-SOLVED: dict[str, Any] = {
-    "train__model": LITE0, "train__weights": "imagenet", "train__freeze_backbone": True, "train__head": "solved",
-    "train__temperature": "fitted", "train__parallel": "elastic", "evaluate__batch_size": 1, "run__processes": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -223,17 +220,15 @@ def test_another_kind_of_cpu_gives_the_same_bits(
     assert digests[0] == digests[1] != ""
 
 
-def run(folder: Path, *stages: str) -> None:
-    for stage in stages:
-        assert start(folder, stage).wait(600) == 0, messages(folder)
-
-
 @pytest.mark.slow("six starts of processes with timm; make test compares the bits of the network")
 def test_a_model_does_not_depend_on_batches_layouts_and_processes(tmp_path: Path) -> None:
     """One process with one image at a time, and two with four in another layout: equal features and weights."""
     other = {"evaluate__batch_size": 4, "train__memory_format": "channels_last", "run__processes": 2}
     changes: tuple[dict[str, Any], ...] = ({}, other)
-    folders = [small_world(tmp_path / str(number), 60, **SOLVED | change) for number, change in enumerate(changes)]
+    folders = [
+        small_world(tmp_path / str(number), 60, **SOLVED | {"train__model": LITE0} | change)
+        for number, change in enumerate(changes)
+    ]
     for folder in folders:
         run(folder, "weights", "features", "train")
     first, second = folders

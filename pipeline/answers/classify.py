@@ -175,13 +175,14 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     from pipeline.evaluation import heatmap, photos
     from pipeline.learning import determinism, inference
     from pipeline.learning.world import World
-    from pipeline.models import exported
+    from pipeline.models import exact, exported
 
-    model = exported.load(models)
+    model, device = exported.load(models), torch.device(request.device)
+    exact.check_device(model.net.to(device), model.view.crop, device)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = limit_of(acceptance.read(models), model, request)
-    world = World(rank=0, local_rank=0, size=1, device=torch.device(request.device))
+    world = World(rank=0, local_rank=0, size=1, device=device)
     for image in photos.load_images(request.images, model.view, *size_limits(request, config), refusals):
         compute = partial(inference.image_logits, model, image.pixels, image.size, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
