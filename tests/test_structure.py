@@ -62,7 +62,7 @@ OWNERS = {  # a library → the modules that import it
 TORCH_DISTRIBUTED = {  # stores, exchanges
     "running.rendezvous", "running.nodes", "running.group", "running.launchers", "learning.collectives",
 }  # fmt: skip
-APEX_USERS = {"learning.choices", "running.launch", "commands.doctor"}  # import learning.apex, inside a function
+APEX_USERS = {"learning.choices", "running.launch", "commands.doctor"}  # import learning.apex, in a function
 
 
 def layer(module: str) -> str:
@@ -70,31 +70,30 @@ def layer(module: str) -> str:
     return module.removeprefix("pipeline").removeprefix(".").rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_file_imports_its_own_layer_or_an_earlier_one(module: str) -> None:
+def test_a_file_imports_its_own_layer_or_an_earlier_one() -> None:
     """Imports run one way, so a deciding module imports deciding ones alone. No stage or command imports another."""
-    own = LAYERS.index(layer(module))
-    for name in modules_of(MODULES[module]):
-        assert LAYERS.index(layer(name)) <= own, f"{module} imports {name}, of a later layer"
-        if layer(name) in ("stages", "commands"):
-            assert module == "pipeline.__main__", f"{module} imports {name}"
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        for name in modules_of(path)
+        if LAYERS.index(layer(name)) > LAYERS.index(layer(module))
+        or (layer(name) in ("stages", "commands") and module != "pipeline.__main__")
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_library_has_an_owner(module: str) -> None:
+def test_a_library_has_an_owner() -> None:
     """A library is imported by its owner alone."""
-    here = module.removeprefix("pipeline").removeprefix(".")
-    for name in imports(MODULES[module]):
-        library = name.split(".")[0]
-        assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
-        if name.startswith("torch.distributed"):
-            assert here in TORCH_DISTRIBUTED, f"{here} imports torch.distributed"
-
-
-def test_apex_is_asked_for_in_one_place() -> None:
-    """Training reaches Apex through learning.choices alone; launch and doctor ask whether it loads."""
-    users = {module for module, path in MODULES.items() if "pipeline.learning.apex" in imports(path)}
-    assert users == {f"pipeline.{name}" for name in APEX_USERS}
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        for name in imports(path)
+        for here in [module.removeprefix("pipeline.")]
+        if here not in OWNERS.get(name.split(".")[0], {here})
+        or (name.startswith("torch.distributed") and here not in TORCH_DISTRIBUTED)
+        or (name == "pipeline.learning.apex" and here not in APEX_USERS)
+    ]
+    assert wrong == []
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -105,20 +104,19 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not imported, f"in a circle, or above one: {sorted(imported)}"
 
 
+TEMPLATES = Path("pipeline/reporting/templates")
+
+
 def code_of(stage: str) -> set[Path]:
-    """The deciding files that the processes of a stage import, and the stage's own one."""
-    imported = closure(f"pipeline.stages.{stage}")
-    own = Path(f"pipeline/stages/{stage}.py")
-    return {
-        file for file in imported if file == own or (file.parts[1] in DECIDING and file.name != "__init__.py")
-    }  # fmt: skip
+    """The deciding files that the processes of a stage import, its own one, and the templates that it fills."""
+    imported, own = closure(f"pipeline.stages.{stage}"), Path(f"pipeline/stages/{stage}.py")
+    deciding = {file for file in imported if file.parts[1] in DECIDING and file.name != "__init__.py"}
+    return {own} | deciding | ({TEMPLATES} if TEMPLATES.parent / "rendering.py" in imported else set())
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_what_decides_its_outputs(stage: str) -> None:
-    """Its code deps are the folders of the deciding files that it imports, whole, and its own file. Serving code is
-    none: other words, another progress bar, another launcher run no stage again.
-    """
+    """Its code deps are the folders of what it imports, whole, and its own file. Another progress bar runs no stage."""
     deps, imported = {Path(dep) for dep in STAGE_TABLES[stage]["deps"]}, code_of(stage)
     assert Path("requirements/lock.txt") in deps
     code = {dep for dep in deps if dep.parts[0] == "pipeline"}
@@ -140,17 +138,6 @@ def test_what_describes_a_folder_does_nothing() -> None:
         assert isinstance(only, ast.Expr), path
 
 
-TEMPLATES = Path("pipeline/reporting/templates")
-
-
-def test_a_stage_depends_on_the_templates_that_it_fills() -> None:
-    """The folder of templates is a dep of the stages that render, and of no other one."""
-    filled = {stage for stage in STAGES if TEMPLATES.parent / "rendering.py" in closure(f"pipeline.stages.{stage}")}
-    assert filled == {"card", "report"}
-    named = {str(TEMPLATES), str(TEMPLATES.parent)}
-    assert filled == {stage for stage in STAGES if not named.isdisjoint(STAGE_TABLES[stage]["deps"])}
-
-
 def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of such a file begins a new run; a change of another one (a message, the doctor) ends no run."""
     monkeypatch.chdir(PROJECT)
@@ -159,15 +146,14 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
     assert not [path for path in code if path.parts[0] == "pipeline" and path.parts[1] not in (*DECIDING, "stages")]
 
 
-NEW_CODE = {  # a line of stages/weights.py → the same line with an import of a new module
-    "from pipeline.running import frame": "from pipeline.running import frame; from pipeline import own",
-    "    model, choice =": "    from pipeline.own import deep; model, choice =",
-}
-
-
-@pytest.mark.parametrize("line", NEW_CODE)
-@pytest.mark.parametrize("new", ["pipeline/own.py", "pipeline/own/__init__.py"])
-def test_a_stage_refuses_a_module_that_is_none_of_its_deps(line: str, new: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("new", "line", "importing"),
+    [
+        ("pipeline/own.py", "from pipeline.running import frame", "{}; from pipeline import own"),
+        ("pipeline/own/__init__.py", "    model, choice =", "    from pipeline.own import deep; {}"),
+    ],
+)
+def test_a_stage_refuses_a_module_that_is_none_of_its_deps(new: str, line: str, importing: str, tmp_path: Path) -> None:
     """A new file that a stage imports, at its start or later, has to be in dvc.yaml: DVC would not see its changes."""
     folder = stages_folder(tmp_path)
     for name in ("pipeline", "dvc.yaml"):
@@ -175,83 +161,48 @@ def test_a_stage_refuses_a_module_that_is_none_of_its_deps(line: str, new: str, 
     shutil.copytree(PROJECT / "pipeline", folder / "pipeline", symlinks=True)
     (folder / new).parent.mkdir(exist_ok=True)
     (folder / new).write_text("from pipeline.loader import sampler\n\n\ndef deep() -> None: ...\n")
-    edited("pipeline/stages/weights.py", line, NEW_CODE[line])(folder)
+    edited("pipeline/stages/weights.py", line, importing.format(line))(folder)
     (folder / "pipeline/unused.py").write_text("def unused() -> None: ...\n")
-    text = (PROJECT / "dvc.yaml").read_text()
-    command = [sys.executable, "-m", "pipeline", "weights"]
-    for listed, status in (((), 1), ((new,), 1), ((new, "pipeline/loader/sampler.py"), 0)):
-        added = "".join(f"      - {path}\n" for path in listed)
-        stage = "      - pipeline/stages/weights.py\n"
-        (folder / "dvc.yaml").write_text(text.replace(stage, stage + added))
-        done = starts.run(command, cwd=folder)
-        assert done.returncode == status, done.stderr
-        named = re.findall(r"add to its deps the line: - (\S+)", done.stderr)
-        assert named == sorted({new, "pipeline/loader/sampler.py"} - {*listed})
-        assert (folder / "data/weights").exists() == (status == 0 or line.startswith(" "))
+    lacking = sorted([new, "pipeline/loader/sampler.py"])
+    for listed in ([], lacking):
+        added = "".join(f"      - {path}\n" for path in ["pipeline/stages/weights.py", *listed])
+        text = (PROJECT / "dvc.yaml").read_text().replace("      - pipeline/stages/weights.py\n", added)
+        (folder / "dvc.yaml").write_text(text)
+        done = starts.run([sys.executable, "-m", "pipeline", "weights"], cwd=folder)
+        assert done.returncode == (0 if listed else 1), done.stderr
+        assert re.findall(r"add to its deps the line: - (\S+)", done.stderr) == ([] if listed else lacking)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def test_what_needs_no_torch_imports_none() -> None:
+    """Importing the stages before train takes no torch, and so no seconds. What trains imports no decoder."""
+    names = [
         "config.params", "checks.validity", "dataset.packed", "evaluation.figures", "stages.download", "stages.split",
         "stages.prepare", "stages.weights", "running.launch", "stages.card", "stages.report", "commands.predict",
         "commands.doctor",
-    ],
-)  # fmt: skip
-def test_what_needs_no_torch_imports_none(module: str) -> None:
-    """Importing the stages before train takes no torch, and so no seconds."""
-    code = f"import sys, pipeline.{module}; sys.exit('torch' in sys.modules or 'torchvision' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
-
-
-def test_what_trains_imports_no_decoder() -> None:
-    """A training and the trial of its steps read packed images; the start of the trial is measured."""
-    assert Path("pipeline/data/decoders.py") not in closure("pipeline.stages.train") | closure(
-        "pipeline.planning.trial"
-    )
-
-
-@pytest.mark.parametrize("name", ["lock.txt", "test.txt"])
-def test_a_lock_names_no_address(name: str) -> None:
-    """It holds names, versions and hashes, and nothing that says where from."""
-    text = (PROJECT / "requirements" / name).read_text()
-    assert "://" not in text
-    assert "--index" not in text
-    assert text.count("--hash=sha256:") > 100
+    ]  # fmt: skip
+    ask = "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(f'pipeline.{name}')\n"
+    ask += "    assert not {'torch', 'torchvision'} & {*sys.modules}, name"
+    subprocess.run([sys.executable, "-c", ask, *names], cwd=PROJECT, check=True)
+    for trains in ("stages.train", "planning.trial"):  # they read packed images; the start of the trial is measured
+        assert Path("pipeline/data/decoders.py") not in closure(f"pipeline.{trains}")
 
 
 LONGEST = 300  # lines of a module
 MOST_PARAMETERS = 6  # of a public function or method; self, cls and *args do not count
 
 
-def test_a_module_is_short() -> None:
-    """No module has more than 300 lines."""
-    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
-    assert {module for module, length in lengths.items() if length > LONGEST} == set()
-
-
-def public_functions(module: str, body: list[ast.stmt]) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The public functions of a module, and the public methods and __init__ of its public classes, by dotted name."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (node.name[0] != "_" or node.name == "__init__"):
-            name = f"{module}.{node.name}"
-            if isinstance(node, ast.ClassDef):
-                yield from public_functions(name, node.body)
-            else:
-                yield name, node
-
-
-def test_a_public_function_has_few_parameters() -> None:
-    """A function with more than six parameters lacks an object: no public function or method has more."""
-    many = {
-        name
-        for module, path in MODULES.items()
-        for name, function in public_functions(module.removeprefix("pipeline."), ast.parse(path.read_text()).body)
-        for arguments in [function.args]
-        for names in [[argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]]
-        if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS
-    }
-    assert many == set()
+def test_a_module_is_short_and_a_public_function_has_few_parameters() -> None:
+    """A function with more than six parameters lacks an object."""
+    for module, path in MODULES.items():
+        text = path.read_text()
+        assert text.count("\n") <= LONGEST, module
+        body = ast.parse(text).body
+        body += [method for node in body if isinstance(node, ast.ClassDef) for method in node.body]
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and (node.name[0] != "_" or node.name == "__init__"):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                names = {argument.arg for argument in arguments} - {"self", "cls"}
+                assert len(names) <= MOST_PARAMETERS, f"{module}: {node.name}"
 
 
 def statements_of_import(body: list[ast.stmt]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The modules of pipeline/, and what they import."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import PROJECT
@@ -11,7 +12,8 @@ MODULES = {
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, anywhere in it, absolutely and dotted."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -20,7 +22,7 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def modules_of(path: Path) -> set[str]:
