@@ -24,7 +24,7 @@ from pipeline.running import provenance
 from tests.conftest import PROJECT, read_params
 from tests.helpers.terminals import on_terminal
 
-TRAIN = [sys.executable, "-m", "pipeline", "rank", "train"]
+PARAMS = [sys.executable, "-m", "pipeline", "params"]
 
 
 def end_of(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -44,16 +44,13 @@ def run(folder: Path, *command: str, **options: Any) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ENOLCK, errno.EMFILE, errno.EBADF])
-@pytest.mark.parametrize("has_name", [True, False])
-def test_an_error_of_the_system_is_a_line(
-    number: int, has_name: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_an_error_of_the_system_is_a_line(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An error gives the file's name and the system's message; without a name, the folder in which this was."""
-    path = str(tmp_path / "file" if has_name else Path.cwd())
-    status, line = end_of(OSError(number, os.strerror(number), *[path] * has_name), capsys)
-    assert status == 1
-    assert all(word in line for word in ("some: ", path, os.strerror(number)))
+    for path, given in ((tmp_path / "file", [str(tmp_path / "file")]), (Path.cwd(), [])):
+        status, line = end_of(OSError(number, os.strerror(number), *given), capsys)
+        assert status == 1
+        assert all(word in line for word in ("some: ", str(path), os.strerror(number)))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +106,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk gives one line, and no second error when Python ends."""
     with Path("/dev/full").open("w") as full:
-        done = run(PROJECT, sys.executable, "-m", "pipeline", "params", stdout=full)
+        done = run(PROJECT, *PARAMS, stdout=full)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("params: ")
@@ -152,36 +149,31 @@ def test_imports_without_memory_are_a_line() -> None:
     assert "run.workers" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["difflib", "pydantic"])  # of the program, of a command
-def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_ends_the_program(tmp_path: Path) -> None:
     """With one line and status 130, though a library makes another exception of KeyboardInterrupt. nohup ignores it."""
     interrupt = "os.kill(os.getpid(), signal.SIGINT); os.getpid()"
     code = f"import os, signal\ntry: {interrupt}\nexcept BaseException: raise ImportError\nos._exit(7)"
-    (tmp_path / f"{module}.py").write_text(code)
-    done = run(tmp_path, *TRAIN)
-    assert done.returncode == 130
-    assert len(done.stderr.splitlines()) == 1
-    assert run(tmp_path, "bash", "-c", "trap '' INT; exec \"$@\"", "bash", *TRAIN).returncode == 7
+    for module in ("difflib", "pydantic"):  # of the program, of a command
+        (tmp_path / module).mkdir()
+        (tmp_path / module / f"{module}.py").write_text(code)
+        done = run(tmp_path / module, *PARAMS)
+        assert (done.returncode, done.stderr.count("\n")) == (130, 1)
+    assert run(tmp_path / module, "bash", "-c", "trap '' INT; exec \"$@\"", "bash", *PARAMS).returncode == 7
 
 
-ANSWERABLE = {
-    "predict": ["photo.jpg"], "continue-from": ["HEAD"], "verify": ["elsewhere"], "rank": ["train"],
-    "new": ["folder"], "upgrade": ["."], "forget": ["photo.jpg"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_says_what_it_does_before_its_slow_imports(name: str, tmp_path: Path) -> None:
+def test_a_command_says_what_it_does_before_its_slow_imports(tmp_path: Path) -> None:
     """The first line stands there before torch, DVC or Pillow are looked for. `--help` needs none of them."""
     for library in ("torch", "dvc", "PIL", "numpy", "pydantic", "psutil", "ruamel"):
         (tmp_path / f"{library}.py").write_text("import os; os.write(1, b'slow imports'); os._exit(3)")
-    command = [sys.executable, "-m", "pipeline", name]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
-    for words in (ANSWERABLE.get(name, []), ["--help"]):
-        _, text = on_terminal([*command, *words], tmp_path, env=environ)
-        first = f"{name}: {COMMANDS[name].help}\r\n" if COMMANDS[name].group else "slow"
-        assert text.startswith(first) == (words != ["--help"]), text
-        assert ("slow imports" in text) == (words != ["--help"])
+    for name, words in {"predict": ["photo.jpg"], "train": [], "rank": ["train"]}.items():
+        _, text = on_terminal([sys.executable, "-m", "pipeline", name, *words], tmp_path, env=environ)
+        first = f"{name}: {COMMANDS[name].help}\r\n" if COMMANDS[name].group else ""
+        assert text.startswith(f"{first}slow"), text
+    ask = "import sys\nfrom pipeline.__main__ import main\nfor name in sys.argv[1:]:\n"
+    ask += "    try: main([name, '--help'])\n    except SystemExit as end: assert end.code == 0, name"
+    status, text = on_terminal([sys.executable, "-c", ask, *COMMANDS], tmp_path, env=environ)
+    assert status == 0, text
 
 
 @pytest.mark.parametrize(
@@ -207,20 +199,18 @@ def test_the_version_is_that_of_the_citation(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"perennial {citation['version']}\n"
 
 
-@pytest.mark.parametrize("options", [[], ["-u"]], ids=str)
-def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
+def test_a_line_is_one_write(tmp_path: Path) -> None:
     """So the lines of several processes do not mix, also under torchrun, which starts Python with -u."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps what was written at once together
     (tmp_path / "params.yaml").write_text("train: 1\nsplit: 2\n")
-    command = [sys.executable, *options, "-m", "pipeline", "rank", "train"]
     with ours, theirs:
-        environ = os.environ | {"PYTHONPATH": str(PROJECT)}
-        done = subprocess.run(command, check=False, cwd=tmp_path, env=environ, stderr=theirs.fileno())
+        command = [sys.executable, "-u", "-m", "pipeline", "split"]
+        done = subprocess.run(command, check=False, cwd=tmp_path, stderr=theirs.fileno())
         theirs.shutdown(socket.SHUT_WR)
         messages = list(iter(lambda: ours.recv(100_000).decode(), ""))
     assert done.returncode == 1
     assert len(messages) > 1
-    assert all(text.startswith("train: ") and text.find("\n") == len(text) - 1 for text in messages), messages
+    assert all(text.startswith("split: ") and text.find("\n") == len(text) - 1 for text in messages), messages
 
 
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
