@@ -5,6 +5,7 @@ import json
 import sys
 import tarfile
 import textwrap
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ import pytest
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections
 from pipeline.sources import synthetic
-from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.modules import closure
-from tests.helpers.projects import link_code
+from tests.helpers.projects import stages_folder
 from tests.helpers.settings import LEAVES, keys, tracked
 
 OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
@@ -90,14 +90,13 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     Reads of checks/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes
     it writes.
     """
-    folder.mkdir()
-    link_code(folder)
-    small = on_cpu(read_params(), data__source="archive", data__url="file://{folder}/flowers.tgz", run__workers=1)
-    change(small, data__sha256=files.sha256(folder.parent / "flowers.tgz"), split__phash_distance=0)
-    raw = change(small, **{leaf.replace(".", "__"): value for leaf, value in changes.items()})
-    raw["data"]["url"] = raw["data"]["url"].format(folder=folder.parent).replace(" ", "%20")
-    write_params(folder / "params.yaml", raw)
-    files.write_text(folder / corrections.FILE, corrections.EMPTY)
+    archive = folder.parent / "flowers.tgz"
+    values = {
+        "data.source": "archive", "data.url": f"file://{archive}", "data.sha256": files.sha256(archive),
+        "split.phash_distance": 0, "train.model": "squeezenet1_1", "run.workers": 1, **changes,
+    }  # fmt: skip
+    values["data.url"] = values["data.url"].format(folder=folder.parent).replace(" ", "%20")
+    stages_folder(folder, **{leaf.replace(".", "__"): value for leaf, value in values.items()})
     done = starts.run([sys.executable, "-c", textwrap.dedent(RECORDER), *STAGES], cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -108,7 +107,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of all stages with unchanged settings."""
     top = tmp_path_factory.mktemp("tracked")
     (top / "flowers").mkdir()
-    synthetic.draw(top / "flowers", count=60, size=40, seed=0, workers=2)
+    synthetic.draw(top / "flowers", count=30, size=40, seed=0, workers=2)
     with tarfile.open(top / "flowers.tgz", "w:gz") as archive:
         archive.add(top / "flowers", "flowers")
     (top / "the same archive.tgz").write_bytes((top / "flowers.tgz").read_bytes())
@@ -127,23 +126,11 @@ def outputs(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_a_setting_is_tracked_or_shown_to_change_nothing(leaf: str) -> None:
-    """A new setting is in dvc.yaml, or in a table above with a test."""
-    without_effect = {**OTHERWISE, **ELSEWHERE}
-    is_tracked = any(leaf in tracked(stage) for stage in STAGES)
-    assert (leaf in without_effect) != is_tracked  # of paths.inbox DVC tracks the content
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_no_tracked_table_holds_a_key_that_the_run_cache_leaves_out(stage: str) -> None:
-    """DVC's run cache compares no key called size or nfiles inside a table: such a key is tracked by its full name."""
-    assert {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] in ("size", "nfiles")} <= keys(stage)
-
-
-def test_the_tables_name_settings_and_tests_that_are_there() -> None:
-    """Each key is a setting, and each test exists."""
-    assert {*OTHERWISE, *ELSEWHERE, *(leaf for _, leaf in IN_A_STAGE)} <= set(LEAVES)
+def test_a_setting_is_tracked_or_shown_to_change_nothing() -> None:
+    """A new setting is in dvc.yaml, or in a table above with a test that is there."""
+    tracked_ones = {leaf for stage in STAGES for leaf in tracked(stage)}
+    assert {*OTHERWISE, *ELSEWHERE} == set(LEAVES) - tracked_ones  # of paths.inbox DVC tracks the content
+    assert {leaf for _, leaf in IN_A_STAGE} <= tracked_ones
     for name in [*ELSEWHERE.values(), *IN_A_STAGE.values()]:
         file, _, test = name.partition("::")
         assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), name
@@ -161,10 +148,21 @@ def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path) -> None:
-    """Each setting that a stage has read is tracked for this stage, or a test shows that it has no effect."""
+    """Each setting that a stage has read is tracked for this stage, or a test shows that it has no effect.
+
+    DVC's run cache compares no key called size or nfiles inside a table: such a key is tracked by its full name.
+    """
     reads = set(json.loads((usual / f"{stage}.json").read_text())) & set(LEAVES)
     assert reads - tracked(stage) - {*OTHERWISE, *ELSEWHERE} == {leaf for name, leaf in IN_A_STAGE if name == stage}
     assert reads & tracked(stage)
+    assert {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] in ("size", "nfiles")} <= keys(stage)
+
+
+@cache
+def attributes(path: Path) -> frozenset[str]:
+    """The names of all attributes in a file."""
+    nodes = ast.walk(ast.parse((PROJECT / path).read_text()))
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("card", "report")])
@@ -173,9 +171,11 @@ def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
 
     The report and the card show each one that they track: test_report.py and test_card.py compare them.
     """
-    checks = {*(PROJECT / "pipeline/checks").glob("*.py")} | {PROJECT / "pipeline/config/params.py"}
-    paths = closure(f"pipeline.stages.{stage}") - {path.relative_to(PROJECT) for path in checks}
-    nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names = {
+        name
+        for path in closure(f"pipeline.stages.{stage}")
+        if path.parts[1] != "checks" and path != Path("pipeline/config/params.py")
+        for name in attributes(path)
+    }
     unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in names}
     assert unused <= {"split.fractions.train"}  # the rest after val and test
