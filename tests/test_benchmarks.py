@@ -16,6 +16,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from benchmarks.__main__ import main as benchmark
 from benchmarks.harness import bound, measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import ceiling, gpu, growth, peers, portable, profile, ways
@@ -34,23 +35,6 @@ NAMES = (
 TRIED = [name for name in NAMES if name not in ("devices", "peers")]
 
 
-def run(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark."""
-    command = [sys.executable, "-m", "benchmarks", *options]
-    return subprocess.run(
-        command, cwd=PROJECT, env={**os.environ, **environ}, capture_output=True, text=True, check=False
-    )
-
-
-def report_of(name: str, out: Path) -> dict[str, Any]:
-    """The report of a benchmark that ran with its tiny preset."""
-    done = run(name, "--tiny", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    report: dict[str, Any] = json.loads((out / f"{name}_cpu.json").read_text())
-    assert all(row in done.stdout for row in [*report["rows"], *report["left_out"]])
-    return report
-
-
 def table_of(name: str, report: dict[str, Any]) -> str:
     """The table of a report in the documents, which has one size of images."""
     of_table = {row.replace(" 32", " 224"): value for row, value in report["rows"].items()}
@@ -63,7 +47,11 @@ NIGHTLY = pytest.mark.nightly("half a minute each; make test has a benchmark, wh
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[NIGHTLY] * (name != "planning")) for name in TRIED])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """A table of the documents can be made of the JSON, which names machine, versions, commit and preset."""
-    report = report_of(name, tmp_path)
+    command = [sys.executable, "-m", "benchmarks", name, "--tiny", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
+    assert all(row in done.stdout for row in [*report["rows"], *report["left_out"]])
     assert name not in reports.TABLES or table_of(name, report).count("\n") > 1
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
@@ -106,32 +94,36 @@ def test_the_gpu_command_stops_without_equal_bits(
 ) -> None:
     """No later part runs after tests that cannot be collected, or that fail. The last line says how to go on.
 
-    The named parts run in the order in which they are named. Python keeps bytecode.
+    The named parts run in the order in which they are named. Python keeps bytecode. Where the time is over, a part is
+    named that the next start resumes.
     """
-    ran = []
+    ran, resumed = [], set()
+    command = gpu.command
 
-    def command(name: str, _: argparse.Namespace) -> list[str]:
+    def replaced(name: str, options: argparse.Namespace) -> list[str]:
         ran.append(name)
+        resumed.update([name] * ("--resume" in command(name, options)))
         return ["false"] if name == part else ["sh", "-c", 'test -z "$PYTHONDONTWRITEBYTECODE"']
+
+    def main(*options: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path), *options])
+        ran.clear()
+        return gpu.main(), ran, capsys.readouterr().out
 
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(gpu, "missing", lambda _: [])
-    monkeypatch.setattr(gpu, "command", command)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
-    assert gpu.main() == 1
-    assert tuple(ran) == gpu.PARTS[: gpu.PARTS.index(part) + 1]
-    rest = capsys.readouterr().out.split("--only ")[1].split()
-    assert tuple(rest) == gpu.PARTS[2:]
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", *reversed(rest)])
-    ran.clear()
-    assert gpu.main() == 0
-    assert ran == rest[::-1]
+    monkeypatch.setattr(gpu, "command", replaced)
+    status, _, said = main()
+    rest = said.split("--only ")[1].split()
+    assert (status, tuple(ran), tuple(rest)) == (1, gpu.PARTS[: gpu.PARTS.index(part) + 1], gpu.PARTS[2:])
+    assert main("--only", *reversed(rest))[:2] == (0, rest[::-1])
+    assert resumed == {*gpu.BENCHMARKS}
+    status, _, said = main("--only", "steps", "--minutes", "0")
+    assert (status, ran, "stopped in steps" in said) == (75, [], True)
 
 
 def test_figures_are_computed_from_seconds() -> None:
-    """Other programs are compared in the same precision: the ratio of the seconds per epoch, and the epoch at whose end
-    ours has taken less, `split` included. Linear growth is 1.
-    """
+    """Other programs are compared in the same precision, `split` included. Linear growth is 1."""
     seconds = {"ours tf32": 4.0, "ours fp16": 2.0, "tutorial tf32": 5.0, "timm fp16": 3.0, "torchvision fp16": 2.0}
     rows = {"split, once": {"seconds": 1.5}, "prepare, once": {"seconds": 1.0}} | {
         name: {"epoch_s": value} for name, value in seconds.items()
@@ -156,31 +148,6 @@ def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch
         portable.hashes(portable.HERE, (replace(portable.TINY[0], model="unknown"),), tmp_path / "fails")
 
 
-@pytest.mark.slow("three starts with a training; make test has the commands of its parts, and a benchmark")
-def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Stopped by --minutes it names the part; started again it runs only what is missing."""
-    options = ("--device", "cpu", "--only", "steps")
-    stopped = run("gpu", *options, "--minutes", "0", OUT=str(tmp_path))
-    assert (stopped.returncode, "steps" in stopped.stdout) == (75, True)
-    first = run("gpu", *options, "--out", str(tmp_path))
-    assert first.returncode == 0, first.stdout + first.stderr
-    report = json.loads((tmp_path / "steps_cpu.json").read_text())
-    assert {*report["rows"], *report["left_out"]} == {"fp32 sgd", "fp16 fused_sgd"}
-    report["rows"]["fp32 sgd"]["images_per_s"] = 4711.0
-    (tmp_path / "steps_cpu.json").write_text(json.dumps(report))
-    again = run("gpu", *options, "--out", str(tmp_path))
-    assert again.returncode == 0
-    assert "4711" in again.stdout
-
-
-def program(folder: Path, name: str, script: str) -> str:
-    """A PATH with a program of the shell in front."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "bin" / name).chmod(0o755)
-    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-
-
 def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The locked ones by pip, Apex from its wheel, libraries without symbols. What is too large or lacks is refused."""
     own = wheel(tmp_path / "index", "some_package")
@@ -189,7 +156,9 @@ def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch:
     lock.write_text(f"other==2\nsome-package==1 \\\n    --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu, "CARRIED", ("some_package",))
-    monkeypatch.setenv("PATH", program(tmp_path, "strip", 'printf stripped > "$2"'))
+    (tmp_path / "strip").write_text('#!/bin/sh\nprintf stripped > "$2"\n')
+    (tmp_path / "strip").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(own.parent))
     extensions = [f"{name}.cpython-312-x86_64-linux-gnu.so" for name in gpu.APEX]
@@ -397,14 +366,15 @@ def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path, mo
         reports.made_of("ways_cpu")
 
 
-def test_a_benchmark_is_known_by_its_name() -> None:
+def test_a_benchmark_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Each is listed with its first line, and no shared module; another name is an error of one line."""
-    names = {line.split()[3] for line in run().stdout.splitlines()}
-    assert names >= {*NAMES, "steps", "gpu"}
+    assert benchmark([]) is None
+    names = {line.split()[3] for line in capsys.readouterr().out.splitlines()}
+    assert names >= {*NAMES, "gpu"}
     assert not names & {"measuring", "ours"}
-    done = run("load")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("benchmarks: load: ")
+    assert benchmark(["load"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n"), said.err.startswith("benchmarks: load: ")) == ("", 1, True)
 
 
 def test_the_least_time_of_a_step_is_counted_from_its_operators() -> None:
@@ -431,27 +401,22 @@ def test_the_least_time_of_a_step_is_counted_from_its_operators() -> None:
     assert bound.union([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet34 256 bf16 channels_last graphs", "resnet18 64 fp16", "resnet50 8 O1 compiled"]
-)
-def test_a_case_has_one_name(name: str) -> None:
+def test_a_case_has_one_name() -> None:
     """`--rows` takes the names of the report. Another word is refused."""
-    assert ceiling.title(ceiling.parse(name)) == name
-    assert ceiling.parse(f"{name} 96")["crop"] == 96
+    for name in ("resnet34 256 bf16 channels_last graphs", "resnet18 64 fp16", "resnet50 8 O1 compiled"):
+        assert ceiling.title(ceiling.parse(name)) == name
+        assert ceiling.parse(f"{name} 96")["crop"] == 96
     with refuses(("--rows", "unknown")):
-        ceiling.parse(f"{name} graph")
+        ceiling.parse("resnet18 64 fp16 graph")
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>", "BatchNorm"),
-        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32", "products"),
-        ("void at::native::(anonymous namespace)::max_pool_backward_nhwc<float>", "pooling"),
-        ("void at::native::vectorized_elementwise_kernel<8>", "elementwise"),
-        ("Memcpy DtoD (Device -> Device)", "copies"),
-    ],
-)
-def test_a_kernel_has_a_kind(kernel: str, kind: str) -> None:
+def test_a_kernel_has_a_kind() -> None:
     """By its name."""
-    assert profile.kind(kernel) == kind
+    kinds = {
+        "void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>": "BatchNorm",
+        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32": "products",
+        "void at::native::(anonymous namespace)::max_pool_backward_nhwc<float>": "pooling",
+        "void at::native::vectorized_elementwise_kernel<8>": "elementwise",
+        "Memcpy DtoD (Device -> Device)": "copies",
+    }
+    assert {kernel: profile.kind(kernel) for kernel in kinds} == kinds
