@@ -144,12 +144,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture(scope="session")
-def project() -> Path:
-    """The project's folder."""
-    return PROJECT
-
-
-@pytest.fixture(scope="session")
 def photos() -> Path:
     """The folder with forty real photos (tests/data/README.md). No test changes it."""
     return PHOTOS

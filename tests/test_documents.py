@@ -10,7 +10,8 @@ import pytest
 from pipeline.command_line import COMMANDS, parse
 from tests.conftest import PROJECT
 from tests.documents import parts
-from tests.documents.markdown import BLOCK, LINK, anchors, commands
+from tests.documents.markdown import LINK, anchors, commands
+from tests.helpers.settings import LEAVES
 
 DOCUMENTS = (
     "README.md",
@@ -59,14 +60,6 @@ def test_a_document_names_commands_that_exist(document: str) -> None:
                 check(shlex.split(call[1]))
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *TEMPLATES, "results/README.md", "params.yaml"])
-def test_a_document_advises_the_command_that_repairs_first(document: str) -> None:
-    """No code block has `dvc repro`, and no sentence has it with arguments: `perennial repro` does the same safely."""
-    text = (PROJECT / document).read_text()
-    lines = [line for _, block in BLOCK.findall(text) for line in block.splitlines() if "dvc repro" in line]
-    assert [*lines, *(command for command in commands(text) if command.startswith("dvc repro "))] == []
-
-
 def check(words: list[str]) -> None:
     """Fails if the program has no such command, or if the command does not take these arguments."""
     name, *rest = words
@@ -74,6 +67,15 @@ def check(words: list[str]) -> None:
     assert "-m pipeline" not in words
     if rest:  # a command by its name alone may lack what it needs
         parse(name, [re.sub(r"^[A-Z]$", "1", word) for word in rest])
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CONTRIBUTING.md"])
+def test_a_document_names_settings_that_exist(document: str) -> None:
+    """Every `section.key`, and every `section.key: value`. The recipes of CONTRIBUTING.md add settings."""
+    sections = "|".join({leaf.partition(".")[0] for leaf in LEAVES})
+    named = re.findall(rf"`((?:{sections})\.[a-z0-9_.]+)(?:: [^`]*)?`", (PROJECT / document).read_text())
+    tables = {leaf.rpartition(".")[0] for leaf in LEAVES}
+    assert {name for name in named if not name.endswith((".md", ".csv"))} <= {*LEAVES, *tables}
 
 
 def test_a_message_names_a_command_that_exists() -> None:

@@ -26,12 +26,6 @@ def test_the_bar_of_train_names_its_epoch(tmp_path: Path) -> None:
     assert set(epochs) == {"1", "2"}
 
 
-def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The script with which a shell completes words."""
-    assert main([COMPLETION, shell]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -43,24 +37,23 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 )  # fmt: skip
 def test_bash_completes(words: Sequence[str], expected: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options, stages, presets, and paths: what a real bash offers for the last word."""
-    text = script("bash", capsys)
+    assert main([COMPLETION, "bash"]) == 0
     ask = """
         COMP_WORDS=(perennial "$@"); COMP_CWORD=$#
         $(complete -p perennial | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
         printf '%s\\n' "${COMPREPLY[@]}"
     """
-    done = subprocess.run(
-        ["bash", "-c", text + ask, "bash", *words], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
+    command = ["bash", "-c", capsys.readouterr().out + ask, "bash", *words]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert set(done.stdout.splitlines()) == expected, done.stderr
 
 
 def test_zsh_accepts_its_script(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its syntax, where zsh is installed; everywhere it has every command."""
-    text = script("zsh", capsys)
+    """It has every command; where zsh is installed, its syntax is checked."""
+    assert main([COMPLETION, "zsh"]) == 0
+    text = capsys.readouterr().out
     # A command with subcommands has a function of its own.
     begins = (rf" {name}\) _(arguments|shtab_perennial_\w+) " for name, command in COMMANDS.items() if command.group)
     assert all(re.search(begin, text) for begin in begins)
-    if shutil.which("zsh") is None:
-        pytest.skip("zsh is not installed: its syntax is not checked")
-    subprocess.run(["zsh", "-n"], input=text, text=True, check=True)
+    if shutil.which("zsh"):
+        subprocess.run(["zsh", "-n"], input=text, text=True, check=True)
