@@ -20,6 +20,7 @@ from benchmarks.__main__ import main as benchmark
 from benchmarks.harness import bound, measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import ceiling, gpu, growth, peers, portable, profile, ways
+from pipeline.base import files
 from tests.conftest import PROJECT
 from tests.documents import reports
 from tests.gpu.report import Report as GpuTests
@@ -331,23 +332,20 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert measuring.commit() == ""
-    measuring.RESULTS.mkdir(parents=True)
-    report = measuring.RESULTS / "loader_cpu.json"
-    code = Path("pipeline/code.py")
-    code.parent.mkdir()
-    for path in (code, Path("README.md"), report):
-        path.write_text("before")
+    report, readme, code = measuring.RESULTS / "loader_cpu.json", Path("README.md"), Path("pipeline/code.py")
+    for path in (report, readme, code):
+        files.write_text(path, "before")
     call(tmp_path, "git", "init")
     commit(tmp_path)
     head = call(tmp_path, "git", "rev-parse", "HEAD").stdout.strip()
     report.write_text("after")
-    Path("README.md").write_text("after")
+    readme.write_text("after")
     assert measuring.commit() == head
-    Path("pipeline/new.py").touch()
-    assert measuring.commit() == f"{head}-dirty"
-    Path("pipeline/new.py").unlink()
-    code.write_text("after")
-    assert measuring.commit() == f"{head}-dirty"
+    for changed in (Path("pipeline/new.py"), code):
+        changed.write_text("after")
+        assert measuring.commit() == f"{head}-dirty"
+        changed.unlink()
+        call(tmp_path, "git", "restore", "pipeline")
 
 
 def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

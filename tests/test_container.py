@@ -50,9 +50,7 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
 
 def test_compose_gives_the_container_no_more_than_it_needs() -> None:
-    """Every service: read-only, no capability, no new privilege, limits of processes and memory; ports on the host. Git
-    trusts the workspace alone: the configuration of another folder could run programs.
-    """
+    """Every service. Git trusts the workspace alone: the configuration of another folder could run programs."""
     assert re.findall(r"safe\.directory (\S+)", DOCKERFILE) == ["/workspace"]
     services = YAML(typ="safe", pure=True).load(DOCKER / "compose.yaml")["services"]
     for service in services.values():
@@ -144,9 +142,7 @@ TOOLS = ("docker", "nvidia-smi", "nvidia-ctk")
 def test_what_the_container_needs_is_said_in_a_line_each(
     what: str, changes: dict[str, str], missing: tuple[str, ...], named: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Before a build or a run: daemon, disk, compose, driver, toolkit, image. Of another machine only the daemon's own
-    answers count.
-    """
+    """Before a build or a run. Of another machine only the daemon's own answers count."""
     for name in {*TOOLS} - {*missing}:
         (tmp_path / name).write_text(DOCKER_STAND_IN if name == "docker" else "#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -62,27 +62,21 @@ def test_a_driver_must_know_the_major_version_of_torchs_cuda(raw: dict[str, Any]
     assert [version for version, fault in faults.items() if fault] == [12080]
 
 
-def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If torch raises for a GPU's name, the doctor prints the reason and goes on."""
+def test_gpus_that_torch_cannot_use_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason, or the remedy of the container's engine: CDI, which sets the variable to void, may be older."""
 
     def too_old(_: int) -> str:
         raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12020).")
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", too_old)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "is too old (found version 12020)" in doctor.gpus(machine.Machine(1, "missing", True)).fault
-
-
-@pytest.mark.parametrize(("variable", "remedy"), [("all", "--device nvidia.com/gpu=all"), ("void", "nvidia-ctk cdi")])
-def test_a_container_without_a_gpu_gets_the_remedy_of_its_engine(
-    variable: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CDI specification, which sets this variable to void, may be older than the driver. No fault: a CPU can do."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", variable)
-    finding = doctor.gpus(machine.Machine(0, "missing", True))
-    assert remedy in finding.value
-    assert not finding.fault
+    for variable, remedy in (("all", "--device nvidia.com/gpu=all"), ("void", "nvidia-ctk cdi")):
+        monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", variable)
+        finding = doctor.gpus(machine.Machine(0, "missing", True))
+        assert remedy in finding.value
+        assert not finding.fault  # a CPU can do
 
 
 def test_the_gpus_that_are_allowed_are_those_that_torch_has_code_for() -> None:

@@ -85,6 +85,15 @@ def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> Non
         end_of(OSError("of a library, without a number"), capsys)
 
 
+def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that could not be removed is named, even if another error follows."""
+    first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")
+    first.add_note(".output.partial stays (Read-only file system); the next run removes it")
+    second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")
+    second.__context__ = first
+    assert ".output.partial stays" in end_of(second, capsys)[1]
+
+
 def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed once, even if a library raises it again in the main thread. A bug keeps its traceback."""
 
@@ -213,23 +222,14 @@ def test_a_line_is_one_write(tmp_path: Path) -> None:
     assert all(text.startswith("split: ") and text.find("\n") == len(text) - 1 for text in messages), messages
 
 
-def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that could not be removed is named, even if another error follows."""
-    first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")
-    first.add_note(".output.partial stays (Read-only file system); the next run removes it")
-    second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")
-    second.__context__ = first
-    assert ".output.partial stays" in end_of(second, capsys)[1]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "status"), [(("machine",), 4), (("failed", "machine"), 4), (("differs", "machine"), 1), (("value",), 1)]
-)
-def test_what_this_machine_cannot_run_has_a_status_of_its_own(kinds: tuple[errors.Kind, ...], status: int) -> None:
+def test_what_this_machine_cannot_run_has_a_status_of_its_own() -> None:
     """If the command has one: `verify` does. A fault that the user can correct comes before."""
 
-    def work() -> int:
-        raise errors.UserError(*(errors.Fault("key", "value", kind, remedy="remedy") for kind in kinds))
+    def status(*kinds: errors.Kind, not_here: int = errors.NOT_HERE) -> int:
+        def work() -> int:
+            raise UserError(*(Fault("key", "value", kind, remedy="remedy") for kind in kinds))
 
-    assert errors.exit_status("some", work, not_here=errors.NOT_HERE) == status
-    assert errors.exit_status("some", work) == 1
+        return errors.exit_status("some", work, not_here=not_here)
+
+    assert status("machine") == status("failed", "machine") == 4
+    assert status("differs", "machine") == status("value") == status("machine", not_here=1) == 1
