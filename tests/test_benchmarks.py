@@ -209,40 +209,40 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.nightly("twenty processes that import torch; make test has the parts and the packages of the command")
 def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
-    """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refusal.
-
-    A second part takes from the store what the stages before training wrote for the first.
+    """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; then others, with the
+    same images.
     """
     python, packages = bare_environment(tmp_path / "bare")
     command = [str(python), "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(tmp_path / "out")]
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
 
-    def start(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *options], cwd=PROJECT, env=environ, capture_output=True, text=True, check=False
-        )
+    def start(status: int, *options: str) -> str:
+        call = [*command, *options]
+        done = subprocess.run(call, cwd=PROJECT, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
 
-    refusal = start()
-    assert refusal.returncode == 1
-    assert all(name in refusal.stdout for name in gpu.CARRIED)
-    assert not any(name in refusal.stdout for name in gpu.EXPECTED)
-    done = start("--packages", str(packages), "--only", "collect", "bits", "ceiling", "--minutes", "30")
-    assert done.returncode == 0, done.stdout + done.stderr
-    tests = json.loads((tmp_path / "out/gpu_tests_cpu.json").read_text())
-    assert {case["outcome"] for case in tests["cases"].values()} == {"passed", "skipped"}
-    assert json.loads((tmp_path / "out/ceiling_cpu.json").read_text())["rows"]
+    def written(name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((tmp_path / f"out/{name}_cpu.json").read_text())
+        return content
+
+    refusal = start(1)
+    assert all(name in refusal for name in gpu.CARRIED)
+    assert not any(name in refusal for name in gpu.EXPECTED)
+    start(0, "--packages", str(packages), "--only", "collect", "bits", "ceiling", "--minutes", "30")
+    assert {case["outcome"] for case in written("gpu_tests")["cases"].values()} == {"passed", "skipped"}
+    assert written("ceiling")["rows"]
     entries = sorted((tmp_path / "out.store").iterdir())
     assert len(entries) == len(workspace.READ)
     (tmp_path / "out/ceiling_cpu.json").unlink()
     (images,) = (tmp_path / "out.store").glob("*/data/packed/images-00000.bin")
-    before, parts = images.stat().st_mtime_ns, ("ceiling", "time_to_accuracy", "peers")
-    done = start("--packages", str(packages), "--only", *parts, "--minutes", "30")
-    assert done.returncode == 0, done.stdout + done.stderr
+    before = images.stat().st_mtime_ns
+    start(0, "--packages", str(packages), "--only", "ceiling", "time_to_accuracy", "peers", "--minutes", "30")
     assert images.stat().st_mtime_ns == before
     assert {*entries} <= {*(tmp_path / "out.store").iterdir()}
-    written = {name: json.loads((tmp_path / f"out/{name}_cpu.json").read_text()) for name in parts[1:]}
-    assert all(report["figures"] for report in written.values())
-    assert table_of("peers", written["peers"])
+    assert written("time_to_accuracy")["figures"]
+    assert written("peers")["figures"]
+    assert table_of("peers", written("peers"))
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:

@@ -20,10 +20,7 @@ NAMES = r'"\w+"(?:,\s+"\w+")*'  # of a Literal
 
 @dataclass(frozen=True)
 class Edit:
-    """A step of a recipe: a place in a file, and what it becomes.
-
-    The place does not depend on how many choices a key has: whoever adds one changes nothing here.
-    """
+    """A step of a recipe: a place in a file, which does not depend on the number of choices, and what it becomes."""
 
     file: str
     place: str  # an expression that is once in the file
