@@ -71,8 +71,9 @@ demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes,
 
 # The tests keep all cores busy. There, OpenMP's threads must sleep while they wait for each other: a training step with
 # two threads beside two busy programs took 0.5 to 0.6 s instead of 0.9. On idle cores sleeping costs time, so runs of
-# the pipeline itself do not set it (docs/performance.md).
-PYTEST := OMP_WAIT_POLICY=passive python -m pytest -n auto --dist worksteal
+# the pipeline itself do not set it (docs/performance.md). A machine may forbid Python to write bytecode; then each process
+# of tests, and each start of the program, would compile every file again.
+PYTEST := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= python -m pytest -n auto --dist worksteal
 
 # Four rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), nightly, or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
