@@ -2,8 +2,6 @@
 
 import io
 import json
-import math
-import os
 import re
 import shutil
 import sys
@@ -115,12 +113,10 @@ def save_weights(folder: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
     [
         (lambda folder: (folder / MODEL).unlink(), MODEL, "missing"),
         (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS, "missing"),
-        (lambda folder: os.truncate(folder / WEIGHTS, 10_000), WEIGHTS, "damaged"),
         (lambda folder: save_weights(folder, {"other": np.zeros(3, np.float32)}), WEIGHTS, "differs"),
         (with_text("data/split.csv", "rose", "peony"), MODEL, "differs"),
         (with_text(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
         (with_text(MODEL, '"fit": "none"', '"fit": "squash"'), MODEL, "differs"),
-        (with_text(MODEL, "0.229", "0.0"), MODEL, "damaged"),  # pixels divided by zero
         (with_text("data/split.csv", ",test,", ",val,"), "data/split.csv", "missing"),  # no test image
     ],
 )
@@ -134,14 +130,11 @@ def test_what_does_not_belong_together_is_refused(
     assert not (copy / "metrics/eval.json").exists()
 
 
-def test_a_broken_model(copy: Path) -> None:
-    """A model whose weights or answers are not numbers is refused before anything is written."""
-    weights = copy / "models/model.safetensors"
-    tensors = load_file(weights)
-    largest = np.finfo(np.float32).max
-    for kernel, bias, key in ((0, math.nan, str(weights)), (largest, largest, "the model's outputs")):
-        tensors |= {"fc.weight": np.full_like(tensors["fc.weight"], kernel), "fc.bias": np.full(3, bias, np.float32)}
-        save_weights(copy, tensors)
-        with refuses((key, "damaged")):
-            evaluate.run(config_of(copy))
+def test_a_model_whose_answers_are_no_numbers_is_refused(copy: Path) -> None:
+    """Before anything is written."""
+    tensors, largest = load_file(copy / WEIGHTS), np.finfo(np.float32).max
+    tensors |= {"fc.weight": np.full_like(tensors["fc.weight"], largest), "fc.bias": np.full(3, largest, np.float32)}
+    save_weights(copy, tensors)
+    with refuses(("the model's outputs", "damaged")):
+        evaluate.run(config_of(copy))
     assert not (copy / "metrics/eval.json").exists()

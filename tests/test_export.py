@@ -209,9 +209,9 @@ def with_other_input(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(with_notes(classes=text) for text in ('["a", "a", "b"]', '["a", "b"]', "[" * 100_000)),
+        with_notes(classes='["a", "b"]'), with_notes(classes="[" * 100_000),
         lambda model: model.ClearField("metadata_props"),
-        *(with_notes(view=json.dumps({"packed_size": 40, "resize": 36, "crop": crop})) for crop in (24, 40)),
+        with_notes(view=json.dumps({"packed_size": 40, "resize": 36, "crop": 24})),
         with_other_input,
     ],
 )  # fmt: skip

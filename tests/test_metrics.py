@@ -62,7 +62,7 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
 
 @given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
 def test_wilson_interval(case: tuple[int, int]) -> None:
-    """The interval is scipy's, holds the share, and its ends solve Wilson's equation."""
+    """The interval is scipy's, and holds the share."""
     right, total = case
     low, high = metrics.wilson(right, total)
     assert metrics.share(right, total).share == right / total
@@ -70,8 +70,6 @@ def test_wilson_interval(case: tuple[int, int]) -> None:
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert 0 <= low <= right / total <= high <= 1
     assert (low == 0, high == 1) == (right == 0, right == total)
-    for end in (low, high):
-        assert (right / total - end) ** 2 == pytest.approx(metrics.Z**2 * end * (1 - end) / total, abs=1e-12)
 
 
 def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> list[metrics.Bin]:
@@ -98,20 +96,6 @@ def test_bins_of_known_images() -> None:
         assert [(row.low, row.high, row.count) for row in table] == [(low, low + 0.25, 1), (0.75, 1.0, 1)]
     figures = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]))
     assert (figures.nll, figures.ece) == (2000, 1)
-
-
-@given(cases(), st.integers(1, 30))
-def test_calibration_table(case: Case, bins: int) -> None:
-    """Every image is in one bin, their accuracies add up to the accuracy, no row is empty or outside its bin."""
-    log_probabilities, labels = case
-    table = calibration(log_probabilities, labels, bins)
-    right = int((log_probabilities.argmax(1) == labels).sum())
-    assert sum(row.count for row in table) == len(labels)
-    assert sum(row.count * row.accuracy for row in table) == pytest.approx(right)
-    for row in table:
-        assert row.count > 0
-        assert row.low - 1e-9 <= row.confidence <= row.high + 1e-9
-    assert 0 <= metrics.calibration_error(table) <= 1
 
 
 @example([(False, True)] * 5)

@@ -16,15 +16,18 @@ import pytest
 import torch
 
 from benchmarks.harness import workspace
+from pipeline.answers import classify
+from pipeline.answers.classify import Request
 from pipeline.base import files
+from pipeline.base.errors import UserError
 from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
-from pipeline.learning import environment
+from pipeline.learning import determinism, environment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
 from pipeline.running import provenance, variables
-from tests.conftest import PROJECT, change, on_cpu, read_params, set_params
+from tests.conftest import PROJECT, below, change, on_cpu, read_params, set_params
 from tests.helpers.projects import stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, digests
@@ -39,16 +42,6 @@ SMALL: dict[str, Any] = {
     "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
     "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
 }  # fmt: skip
-ASK = """
-from pathlib import Path
-import torch
-from pipeline.commands import predict
-from pipeline.answers import classify
-predict.predict(classify.Request((Path("data/images/aster"),)))
-print(torch.get_num_threads())
-"""
-
-
 # Emulated, the imports take a minute. So one process does them, and forks itself for each command.
 COMMANDS = f"""
 import json, os, resource, runpy, sys, IMPORTS
@@ -146,20 +139,20 @@ def test_every_operator_computes_the_same(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.slow("a real start of Python, which imports torch; make test refuses what cannot be portable")
-def test_predict_computes_with_the_threads_of_the_params(finished: Path, tmp_path: Path) -> None:
-    """Their number changes the last bits. By default torch takes no more than there are cores, or those it is told."""
-    folder = shutil.copytree(finished, tmp_path / "threads", symlinks=True, ignore=shutil.ignore_patterns("cache"))
-    model = folder / "models/model.json"
-    described = json.loads(model.read_bytes())
-    files.remove(model)  # it may share its bytes with DVC's cache
-    files.write_json(model, described | {"arithmetic": "portable"})
-    files.remove(folder / "dvc.lock")  # it names another model.json
-    threads = (os.cpu_count() or 1) + 1
+def test_predict_computes_with_the_threads_of_the_params(with_onnx: Path, tmp_path: Path) -> None:
+    """Their number changes the last bits. By default torch takes no more than there are cores."""
+    folder = shutil.copytree(with_onnx, tmp_path / "threads")
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, model = (os.cpu_count() or 1) + 1, folder / "models/model.json"
+    files.write_json(model, json.loads(model.read_bytes()) | {"arithmetic": "portable"})
     set_params(folder, train__threads=threads)
-    (folder / "ask.py").write_text(ASK)
-    asked = subprocess.run([sys.executable, "ask.py"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-    assert asked.stdout.splitlines()[-1] == str(threads)
+    config = below(folder, params.load(folder / "params.yaml"))
+    request = Request((min((folder / "data/images").rglob("*.png")),), folder / "models/model.safetensors")
+    try:
+        assert len(list(classify.answers(request, config, list[UserError]()))) == 1
+        assert torch.get_num_threads() == threads
+    finally:
+        determinism.make_deterministic(*before)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import timm
 import timm.data
 import torch
@@ -14,7 +13,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.commands import doctor
-from pipeline.config import model_names, params
+from pipeline.config import params
 from pipeline.config.params import Train
 from pipeline.dataset import packed
 from pipeline.dataset.normalization import IMAGENET, Normalization
@@ -24,7 +23,7 @@ from pipeline.learning.task import open_dataset
 from pipeline.loader.batches import train_batches
 from pipeline.loader.sampler import Share
 from pipeline.loader.storage import ImageStore
-from pipeline.models import description, exported, network, pretrained, timm_models
+from pipeline.models import description, exported, network, timm_models
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import ALONE, launch, small_world
 from tests.test_features import validation
@@ -42,14 +41,12 @@ def settings(**changes: Any) -> Train:
     ("changes", "expected"),
     [
         ({"model": "timm/resnet81"}, [("train.model", "unknown")]),
-        ({"model": "timm/hf-hub:timm/resnet18.a1_in1k"}, [("train.model", "unknown")]),
         ({"model": "timm/../resnet18"}, [("train.model", "unknown")]),
         ({"model": MODELS[2], "crop": 224}, [("train.eval_crop", "pair")]),
         ({"model": "timm/inception_v3"}, [("train.crop", "pair")]),
         ({"model": "timm/deit_tiny_distilled_patch16_224"}, [("train.model", "value")]),
         ({"model": "timm/qwen3_vit_306m_enc"}, [("train.model", "value")]),
         ({"model": MODELS[0]}, []),
-        ({"model": MODELS[1]}, []),
         ({"model": MODELS[2], "crop": 224, "eval_crop": 224}, []),
         ({"model": "resnet18"}, []),
     ],
@@ -65,28 +62,13 @@ def test_a_model_that_cannot_be_trained_is_refused_before_any_work(
     assert [bool(finding.fault) for finding in findings] == [bool(expected)] * ("timm/" in changes["model"])
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_path: Path) -> None:
-    source, target = network.build(model, 5, seed=1), network.build(model, 3, seed=0)
-    head: Any = network.head(target)
-    before, path = head.weight.clone(), tmp_path / model_names.weights_file(model)
-    safetensors.torch.save_file(source.state_dict(), tmp_path / "own.safetensors")
-    pretrained.convert(tmp_path / "own.safetensors", path, model)
-    assert "it starts untrained" in pretrained.load_into(target, path, ("a", "b", "c"))
-    assert torch.equal(before, head.weight)
-    first = next(iter(target.state_dict()))
-    assert torch.equal(target.state_dict()[first], source.state_dict()[first])
-
-
 @pytest.mark.parametrize(
     ("model", "mean", "std"),
     [
         (MODELS[0], IMAGENET.mean, IMAGENET.std),
-        (MODELS[2], HALF, HALF),
         ("timm/tf_efficientnet_lite0", HALF, HALF),
         ("timm/fastvit_mci0", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
         ("timm/dpn68", (124 / 255, 117 / 255, 104 / 255), (1 / (0.0167 * 255),) * 3),
-        ("inception_v3", IMAGENET.mean, IMAGENET.std),
         ("timm/inception_v3", HALF, HALF),
     ],
 )
