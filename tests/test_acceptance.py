@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def content(scores: list[float], coverage: float = 0.95, classes: int = 1) -> Ac
 
 @given(st.lists(SCORE, min_size=MIN_IMAGES + 1, max_size=60), st.sampled_from([0.5, 0.9, 0.95]))
 def test_the_coverage_is_exact(scores: list[float], coverage: float) -> None:
-    """Whichever of the images comes last: the share of those that reach the limit of the others is the coverage, at
-    least. This is the whole proof of split conformal prediction: the images are exchangeable."""
+    """Whichever of the images comes last: the share of those that reach the limit of the others is the coverage.
+
+    This is the whole proof of split conformal prediction: the images are exchangeable.
+    """
     reached = 0
     for number, score in enumerate(scores):
         limit = acceptance.limit(content([*scores[:number], *scores[number + 1 :]]), WEIGHTS, coverage)
@@ -51,21 +54,13 @@ def test_the_coverage_is_exact(scores: list[float], coverage: float) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=60, max_size=60), st.sampled_from([50, 80, 90, 95]))
 def test_an_image_below_the_limit_is_none_of_the_classes(scores: list[float], percent: int) -> None:
-    """For any number of validation images, every other image gets a class: also the one whose score is the limit, and
-    one that is equal to it in six digits."""
+    """Every other one gets a class, also the one whose score is the limit, or equal to it in six digits."""
     for images in range(MIN_IMAGES, len(scores) + 1):
         limit = acceptance.limit(content(scores[:images], percent / 100), WEIGHTS)
         at = sorted(scores[:images])[(images + 1) * (100 - percent) // 100 - 1]
         for score in scores:
             is_none = float(f"{score:.6g}") < float(f"{at:.6g}")
             assert acceptance.judge(score, limit) == ("none" if is_none else "class")
-
-
-@pytest.mark.parametrize(("images", "place"), [(19, 1), (20, 1), (38, 1), (39, 2), (98, 4), (99, 5), (199, 10)])
-def test_the_rank_counts_the_new_image(images: int, place: int) -> None:
-    """⌊(n + 1) (1 - coverage)⌋, and not one less where n + 1 is divided exactly; below 19 images there is none."""
-    assert acceptance.rank(images, 0.95) == place
-    assert acceptance.rank(18, 0.95) == 0
 
 
 def test_a_coverage_that_is_asked_for_comes_first() -> None:
@@ -75,10 +70,15 @@ def test_a_coverage_that_is_asked_for_comes_first() -> None:
     assert [(limit.coverage, limit.images, limit.highest) for limit in limits] == [(0.95, 99, 0.04), (0.9, 99, 0.09)]
 
 
-def test_a_score_has_six_digits() -> None:
-    """In the file and where a probability is compared: not five, not seven."""
-    assert content([0.12345649, 0.000123456789]).highest == (0.000123457, 0.123456)
+def test_a_score_has_six_digits(tmp_path: Path) -> None:
+    """In the file and where a probability is compared. A file of an older version, with `own`, gives its limit."""
+    scores = content([0.12345649, 0.000123456789])
+    assert scores.highest == (0.000123457, 0.123456)
     assert [acceptance.reaches(score, 0.123456) for score in (0.12345551, 0.12345549)] == [True, False]
+    acceptance.write(tmp_path, scores)
+    raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
+    files.write_json(tmp_path / acceptance.FILE, raw | {"own": [0.1, 0.2]})
+    assert acceptance.read(tmp_path) == scores
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,12 @@ def test_a_score_has_six_digits() -> None:
     ids=["an older model", "few images", "other weights", "a high coverage"],
 )  # fmt: skip
 def test_without_a_limit_every_image_gets_a_class(case: Acceptance) -> None:
-    """And the reason is known: an older model, too few images, other weights, a coverage that they cannot show."""
+    """And the reason is known. With 101 classes or more, the MOST_IMAGES scores of a file are enough."""
     limit = acceptance.limit(case, WEIGHTS)
     assert limit.reason
     assert acceptance.judge(0.1, limit) == ""
-
-
-def test_many_classes_need_no_more_images_than_the_file_has() -> None:
-    """The file has at most MOST_IMAGES scores: with 101 classes or more they are enough."""
-    scores = [number / MOST_IMAGES for number in range(MOST_IMAGES)]
-    assert acceptance.limit(content(scores, classes=1000), WEIGHTS).reason == ""
-
-
-def test_a_file_of_an_older_version_gives_its_limit(tmp_path: Path) -> None:
-    """It also had `own`, the probabilities for sets of classes."""
-    acceptance.write(tmp_path, content([0.25, 0.5]))
-    raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
-    files.write_json(tmp_path / acceptance.FILE, raw | {"own": [0.1, 0.2]})
-    assert acceptance.read(tmp_path) == content([0.25, 0.5])
-
-
-# ---- evaluate, export, predict ----
+    many = content([number / MOST_IMAGES for number in range(MOST_IMAGES)], classes=1000)
+    assert acceptance.limit(many, WEIGHTS).reason == ""
 
 
 def test_evaluate_writes_the_probabilities_of_the_validation_images(finished: Path) -> None:
@@ -121,6 +106,10 @@ def test_evaluate_writes_the_probabilities_of_the_validation_images(finished: Pa
     assert classify.open_onnx(finished / "models/model.onnx").acceptance == scores
 
 
+def image(folder: Path) -> Path:
+    return min((folder / "data/images").rglob("*.png"))
+
+
 @pytest.mark.parametrize(("limit", "kind"), [(1.0, "none"), (0.2, "class")])
 def test_predict_gives_a_class_or_none(
     finished: Path, limit: float, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -128,19 +117,13 @@ def test_predict_gives_a_class_or_none(
     """In JSON, as a row of the table, and as a line, by the limit of the model's folder."""
     models = shutil.copytree(finished / "models", tmp_path / "models")
     acceptance.write(models, acceptance.make(acceptance.read(models).weights, 0.95, [limit] * 100, 5))
-    request = Request((image(finished),), models / "model.safetensors")
-
-    def said(form: str) -> str:
-        assert predict.predict(request, form) == 0
-        return capsys.readouterr().out
-
-    answer, (row,), line = json.loads(said("json")), csv.DictReader(said("csv").splitlines()), said("text")
-    assert (answer["answer"], row["answer"]) == (kind, kind)
-    assert (predict.NONE in line, f"{row['class']} 0." in line) == (kind == "none", True)
-
-
-def image(folder: Path) -> Path:
-    return min((folder / "data/images").rglob("*.png"))
+    said = {}
+    for form in ("json", "csv", "text"):
+        assert predict.predict(Request((image(finished),), models / "model.safetensors"), form) == 0
+        said[form] = capsys.readouterr().out
+    (row,) = csv.DictReader(said["csv"].splitlines())
+    assert (json.loads(said["json"])["answer"], row["answer"]) == (kind, kind)
+    assert (predict.NONE in said["text"], f"{row['class']} 0." in said["text"]) == (kind == "none", True)
 
 
 def test_predict_says_why_there_is_no_limit(finished: Path) -> None:
@@ -157,9 +140,6 @@ def test_predict_says_why_there_is_no_limit(finished: Path) -> None:
         assert refusal.returncode == status
         assert "--coverage" in refusal.stderr
         assert coverage in refusal.stderr
-
-
-# ---- params that leave images out ----
 
 
 def test_a_class_that_is_left_out_is_in_no_split(tmp_path: Path) -> None:
@@ -195,9 +175,6 @@ def test_a_smaller_share_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
     assert others[0] == others[1] == others[2]
     with refuses(("split.train_share", "value")):
         do_split(folder, train_share=1e-6)
-
-
-# ---- studies ----
 
 
 @given(st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=30))
@@ -268,20 +245,18 @@ def test_every_class_is_left_out_once(studied: Path) -> None:
 
 
 @STUDY
-def test_the_curve_has_four_shares_of_the_same_test_images(studied: Path) -> None:
+def test_the_curve_has_shares_of_the_same_test_images(studied: Path) -> None:
     summary = json.loads((studied / "metrics/curve/summary.json").read_bytes())
     counts = [point["training_images"] for point in summary["points"]]
     assert counts == sorted(set(counts))
     half, whole = summary["points"][-2:]
-    points = 100 * (whole["accuracy"] - half["accuracy"])  # on the same images
-    assert summary["last_doubling"]["points"] == pytest.approx(points)
+    assert summary["last_doubling"]["points"] == pytest.approx(100 * (whole["accuracy"] - half["accuracy"]))
 
 
 @STUDY
 @needs_chromium
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("page", ["unknown", "curve"])
-def test_a_page_is_as_wide_as_the_window(browser: Browser, studied: Path, page: str, width: int) -> None:
+def test_a_page_is_as_wide_as_the_window(browser: Browser, studied: Path) -> None:
     """On a desktop and on a phone nothing makes the page scroll sideways."""
-    with opened(browser, studied / f"reports/{page}.html", width=width) as view:
-        assert view.evaluate("document.documentElement.scrollWidth") <= width
+    for page, width in product(("unknown", "curve"), (1280, 390)):
+        with opened(browser, studied / f"reports/{page}.html", width=width) as view:
+            assert view.evaluate("document.documentElement.scrollWidth") <= width

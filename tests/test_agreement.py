@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,19 +60,10 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     assert not (first / "models").exists()
 
 
-@pytest.mark.slow("four starts of torchrun; make test has two nodes that differ, which are refused")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(shutil.rmtree, id="gone", marks=pytest.mark.nightly("the same without images")),
-        pytest.param(lambda folder: one_pixel(folder / "images-00000.bin"), id="changed"),
-    ],
-)
+@pytest.mark.nightly("two real starts of torchrun; make test has two nodes that differ, which are refused")
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images-00000.bin")])
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """One node has no packed images, or a changed pixel, and says so. The other one does not wait, and says the same.
-
-    There is no dvc.lock.
-    """
+    """One node has no packed images, or a changed pixel. The other one does not wait, and says the same."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)
     damage(second / "data/packed")
     of_first, of_second = failures(start(first, TRAIN), start(second, TRAIN))
@@ -80,14 +71,16 @@ def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Cal
     assert "train: data/packed" in of_second
 
 
-def both(*facts: Facts) -> list[tuple[Fault, ...]]:
-    """The faults of two processes with these facts; empty if they go on."""
+def both(*facts: Facts | UserError) -> list[tuple[Fault, ...]]:
+    """The faults of two processes with these facts, or with an error of their own; empty if they go on."""
     store, refusals = dist.HashStore(), [tuple[Fault, ...]()] * 2
 
     def be(rank: int) -> None:
         try:
             with agreement.compare_facts(store, World(rank, rank, 2, torch.device("cpu"))) as own_facts:
-                own_facts.update(facts[rank])
+                if isinstance(own := facts[rank], UserError):
+                    raise own
+                own_facts.update(own)
         except UserError as error:
             refusals[rank] = error.faults
 
@@ -122,6 +115,14 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     assert common_facts(ddp, identity.training_parts(ddp, "packed"), world).popitem()[1] == {}
 
 
+def test_a_refusal_of_one_process_is_that_of_all() -> None:
+    """The other one does not wait, and says which process it was."""
+    fault = Fault("data/packed", "images-00000.bin", "damaged", "changed", remedy="make it again")
+    (of_first,), of_second = both({}, UserError(fault))
+    assert of_second == (fault,)
+    assert re.match("process 1 of 2 .*data/packed", str(of_first))
+
+
 def test_many_differences_are_counted() -> None:
     """Ten are named, and the rest is counted: another commit can differ in hundreds of files."""
     faults, _ = both({"mend it": {str(k): 0 for k in range(25)}}, {"mend it": {str(k): 1 for k in range(1, 25)}})
@@ -129,30 +130,25 @@ def test_many_differences_are_counted() -> None:
     assert faults[-1].value.startswith("15 ")
 
 
-# Variables that change a library's results. Deterministic mode refuses the values of those in REFUSED.
-VARIABLES = {
-    "MKL_CBWR": "COMPATIBLE", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_DEBUG_CPU_TYPE": "5", "MKL_DYNAMIC": "TRUE",
-    "MKL_THREADING_LAYER": "SEQUENTIAL", "MKL_NUM_STRIPES": "2", "MKL_DISABLE_FAST_MM": "1",
-    "MKL_DOMAIN_NUM_THREADS": "MKL_DOMAIN_ALL=1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "DNNL_DEFAULT_FPMATH_MODE": "BF16",
-    "ONEDNN_CPU_ISA_HINTS": "PREFER_YMM", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "NPY_ENABLE_CPU_FEATURES": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2", "GOTO_NUM_THREADS": "2", "OMP_DYNAMIC": "TRUE",
-    "OMP_THREAD_LIMIT": "1", "OMP_SCHEDULE": "dynamic", "KMP_DETERMINISTIC_REDUCTION": "0", "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx2", "NUMBA_ENABLE_AVX": "0", "NUMBA_DISABLE_JIT": "1", "NUMBA_FASTMATH": "1",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "TORCH_MKLDNN_MATMUL_MIN_DIM": "1", "TORCH_LINEAR_FLATTEN_3D": "1",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "NVIDIA_TF32_OVERRIDE": "0", "TORCH_CUDNN_V8_API_DISABLED": "1",
-    "TORCH_BLAS_PREFER_CUBLASLT": "1", "TORCH_LINALG_PREFER_CUSOLVER": "1", "CUBLAS_WORKSPACE_CONFIG": ":0:0",
-    "CUBLASLT_WORKSPACE_SIZE": "1", "CUDNN_CONV_WSCAP_DBG": "1", "NCCL_ALGO": "Tree", "NCCL_PROTO": "^LL",
-    "NCCL_MIN_NCHANNELS": "8", "NCCL_NVLS_ENABLE": "1", "NCCL_BUFFSIZE": "1024", "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-    "TORCHINDUCTOR_DETERMINISTIC": "0",
-    "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "TRITON_F32_DEFAULT": "tf32",
-    "PYTORCH_TENSOREXPR_DONT_FUSE": "1",
-}  # fmt: skip
+# Deterministic mode refuses these values.
 REFUSED = {
-    "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC", "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
-    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC",
+    "MKL_CBWR": "COMPATIBLE", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_DEBUG_CPU_TYPE": "5", "OMP_DYNAMIC": "TRUE",
+    "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F", "NPY_ENABLE_CPU_FEATURES": "AVX2", "NVIDIA_TF32_OVERRIDE": "0",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "CUBLAS_WORKSPACE_CONFIG": ":0:0", "NCCL_ALGO": "Tree",
+    "NCCL_PROTO": "^LL", "TORCHINDUCTOR_DETERMINISTIC": "0",
 }  # fmt: skip
+# One of each family that is compared.
+COMPARED = {
+    "MKL_NUM_STRIPES": "2", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "DNNL_DEFAULT_FPMATH_MODE": "BF16",
+    "OPENBLAS_CORETYPE": "Haswell", "GOTO_NUM_THREADS": "2", "OMP_SCHEDULE": "dynamic", "NUMBA_FASTMATH": "1",
+    "KMP_DETERMINISTIC_REDUCTION": "0", "TORCH_MKLDNN_MATMUL_MIN_DIM": "1", "TORCH_LINEAR_FLATTEN_3D": "1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "TORCH_CUDNN_V8_API_DISABLED": "1", "TORCH_BLAS_PREFER_CUBLASLT": "1",
+    "TORCH_LINALG_PREFER_CUSOLVER": "1", "CUBLASLT_WORKSPACE_SIZE": "1", "CUDNN_CONV_WSCAP_DBG": "1",
+    "NCCL_BUFFSIZE": "1024", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_COMPILE_DISABLE": "1", "TRITON_F32_DEFAULT": "tf32", "PYTORCH_TENSOREXPR_DONT_FUSE": "1",
+}  # fmt: skip
+VARIABLES = REFUSED | COMPARED
 QUIET = {
     "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1", "OMP_DISPLAY_ENV": "TRUE", "NUMBA_CACHE_DIR": "numba",
     "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -164,26 +160,23 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deterministic mode refuses it by name, or a resume and the processes compare it, and provenance records it.
+
     Without deterministic mode it is compared too. One for logging or a cache is neither refused nor compared.
     """
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    for quiet, value in QUIET.items():  # of logging and caches: nobody compares it
+    for quiet, value in QUIET.items():
         monkeypatch.setenv(quiet, value)
     monkeypatch.setattr(environment, "initial_variables", lambda: os.environ)  # as if this process began here
     world = World(0, 0, 1, torch.device("cpu"))
     before = provenance.hardware(world, 1, "native")
     assert not QUIET.keys() & environment.numeric_variables(os.environ).keys()
     monkeypatch.setenv(name, VARIABLES[name])
-    if name in REFUSED:
-        with refuses((name, "pair")):
-            environment.required_variables(1, deterministic=True)
-    else:
+    with refuses((name, "pair")) if name in REFUSED else nullcontext():
         environment.required_variables(1, deterministic=True)
     environment.required_variables(1, deterministic=False)
-    assert agreement.differences(before, provenance.hardware(world, 1, "native")) == [
-        (name, "not set", repr(VARIABLES[name]))
-    ]
+    after = provenance.hardware(world, 1, "native")
+    assert agreement.differences(before, after) == [(name, "not set", repr(VARIABLES[name]))]
 
 
 def test_torch_reads_the_variable_of_compiling() -> None:
@@ -195,20 +188,17 @@ def test_torch_reads_the_variable_of_compiling() -> None:
 
 @pytest.mark.nightly("two to four starts of a training; make test compares each variable without one")
 def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
-    """A run that began without a variable is refused with it: name and both values are shown. Without it, it goes on.
-
-    One that overrides train.arithmetic is refused by every start.
-    """
-    environ: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    """Name and value are shown. Without the variable the training goes on."""
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     folder = small_world(tmp_path)
+    stop = [sys.executable, "-m", "tests.ranks.stop_at_once"]
     fixed = {**environ, **environment.required_variables(1, deterministic=True), "PYTHONPATH": str(PROJECT)}
-
-    def run(command: list[str], env: dict[str, Any], status: int, message: str = "") -> None:
+    for command, env, status, message in (
+        (stop, fixed, 75, ""),
+        (TRAIN, {**environ, "MKL_CBWR": "COMPATIBLE"}, 1, "train: MKL_CBWR: "),  # of train.arithmetic
+        (TRAIN, {**environ, "MKL_NUM_STRIPES": "2"}, 1, "MKL_NUM_STRIPES"),
+        (TRAIN, environ, 0, "going on from step"),
+    ):
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
         assert message in done.stderr
-
-    run([sys.executable, "-m", "tests.ranks.stop_at_once"], fixed, 75)
-    run(TRAIN, {**environ, "MKL_CBWR": "COMPATIBLE"}, 1, "train: MKL_CBWR: ")
-    run(TRAIN, {**environ, "MKL_NUM_STRIPES": "2"}, 1, "MKL_NUM_STRIPES")
-    run(TRAIN, environ, 0, "going on from step")

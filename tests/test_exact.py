@@ -1,10 +1,11 @@
 """Networks of whole numbers: the same features and logits, to the last bit, however and wherever they are computed."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -20,7 +21,7 @@ from pipeline.learning import ridge
 from pipeline.models import exact, hub, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.models.exported import ExportedModel, with_normalization
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, set_params
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests, outputs, small_world
 from tests.test_features import SOLVED, run
@@ -60,10 +61,6 @@ def pixels(photos: Path) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.clip(values + np.linspace(0, 0.9, SIDE, dtype=np.float32), 0, 255))
 
 
-def in_layout(value: Any, memory_format: torch.memory_format) -> Any:
-    return value.to(memory_format=memory_format)
-
-
 @torch.no_grad()
 def logits(net: Any, pixels: Tensor, batch: int) -> Tensor:
     return torch.cat([net(part) for part in pixels.split(batch)])
@@ -77,8 +74,9 @@ def test_batches_layouts_threads_and_libraries_change_no_bit(
     expected, threads = logits(net, images, 9), torch.get_num_threads()
     assert len(expected.unique()) == expected.numel()
     others = [logits(net, images, size) for size in (1, 4)]
-    others.append(logits(in_layout(net, torch.channels_last), in_layout(images, torch.channels_last), 4))
-    in_layout(net, torch.contiguous_format)
+    last, usual = ({"memory_format": layout} for layout in (torch.channels_last, torch.contiguous_format))
+    others.append(logits(cast(Any, net).to(**last), cast(Any, images).to(**last), 4))
+    cast(Any, net).to(**usual)
     try:
         torch.set_num_threads(3 - min(threads, 2))
         others.append(logits(net, images, 4))
@@ -136,22 +134,17 @@ def test_no_sum_of_a_convolution_can_be_inexact(tensors: dict[str, Tensor], chan
     assert 0.99 * exact.LARGEST < largest < exact.LARGEST
 
 
-@pytest.mark.parametrize("adds_inexactly", [False, True])
-def test_a_device_that_does_not_add_exactly_is_refused(
-    model: ExportedModel, monkeypatch: pytest.MonkeyPatch, adds_inexactly: bool
-) -> None:
+def test_a_device_that_does_not_add_exactly_is_refused(model: ExportedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As tensor cores would if they kept fewer bits of a sum. On a CPU nothing differs."""
+    exact.check_device(model.net, 64, torch.device("cpu"))
     convolve = torch.nn.functional.conv2d
 
     def rounded(values: Tensor, *others: Any) -> Tensor:
         sums = convolve(values, *others)
         return sums if sums.dtype == torch.float64 else sums.bfloat16().float()
 
-    if adds_inexactly:
-        monkeypatch.setattr(torch.nn.functional, "conv2d", rounded)
-        with refuses(("train.model", "machine")):
-            exact.check_device(model.net, 64, torch.device("cpu"))
-    else:
+    monkeypatch.setattr(torch.nn.functional, "conv2d", rounded)
+    with refuses(("train.model", "machine")):
         exact.check_device(model.net, 64, torch.device("cpu"))
     exact.check_device(nn.Conv2d(3, 3, 3), 64, torch.device("cpu"))
 
@@ -190,48 +183,44 @@ images = (torch.arange(2 * 3 * 64 * 64) * 7919 % 511 - 255).reshape(2, 3, 64, 64
 with torch.no_grad():
     print(hashlib.sha256(net.eval()(images).numpy().tobytes()).hexdigest())
 """
+EMULATED = [pytest.mark.nightly("QEMU emulates a CPU, for minutes; the other case has no QEMU"), needs_qemu]
 
 
 @pytest.mark.slow("starts torch as another kind of CPU; make test has other orders of the same sums")
 @pytest.mark.parametrize(
     "cpu",
-    [
-        ("env", "ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41"),
-        pytest.param(
-            ("qemu-x86_64", "-cpu", "Haswell"),
-            marks=[pytest.mark.nightly("QEMU emulates a CPU, for minutes; the other case has no QEMU"), needs_qemu],
-        ),
-    ],
-)
+    [("env", "ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41"),
+     pytest.param(("qemu-x86_64", "-cpu", "Haswell"), marks=EMULATED)],
+)  # fmt: skip
 def test_another_kind_of_cpu_gives_the_same_bits(
-    model: ExportedModel, tensors: dict[str, Tensor], cpu: tuple[str, ...], tmp_path: Path
+    model: ExportedModel,
+    tensors: dict[str, Tensor],
+    cpu: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whole numbers and logits, without variables that restrict this CPU to what both have."""
+    """Whole numbers and logits are those of this process, with other code of the libraries."""
     paths = [str(tmp_path / name) for name in ("timm.safetensors", "head.safetensors")]
     head = {name: value for name, value in model.net.state_dict().items() if name.startswith("classifier.")}
     for path, content in zip(paths, (tensors, head), strict=True):
         safetensors.torch.save_file({name: value.contiguous() for name, value in content.items()}, path)
-    digests = [
-        subprocess.run(
-            [*before, sys.executable, "-c", PROGRAM, *paths], cwd=PROJECT, capture_output=True, text=True, check=True
-        ).stdout
-        for before in ((), cpu)
-    ]
-    assert digests[0] == digests[1] != ""
+    command = [*cpu, sys.executable, "-c", PROGRAM, *paths]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    monkeypatch.setattr(sys, "argv", ["-c", *paths])
+    exec(PROGRAM, {})
+    assert capsys.readouterr().out == done.stdout != ""
 
 
-@pytest.mark.slow("six starts of processes with timm; make test compares the bits of the network")
+@pytest.mark.nightly("five processes with timm; make test compares the bits of the network")
 def test_a_model_does_not_depend_on_batches_layouts_and_processes(tmp_path: Path) -> None:
     """One process with one image at a time, and two with four in another layout: equal features and weights."""
-    other = {"evaluate__batch_size": 4, "train__memory_format": "channels_last", "run__processes": 2}
-    changes: tuple[dict[str, Any], ...] = ({}, other)
-    folders = [
-        small_world(tmp_path / str(number), 60, **SOLVED | {"train__model": LITE0} | change)
-        for number, change in enumerate(changes)
-    ]
-    for folder in folders:
-        run(folder, "weights", "features", "train")
-    first, second = folders
-    assert digests(first, "data/features") == digests(second, "data/features")
-    assert outputs(first)["models/model.safetensors"] == outputs(second)["models/model.safetensors"]
-    assert json.loads((first / "models/model.json").read_bytes())["model"] == LITE0
+    one, two = (tmp_path / name for name in ("one", "two"))
+    settings = SOLVED | {"train__model": LITE0}
+    run(small_world(one, 60, **settings), "weights", "features", "train")
+    shutil.copytree(one, two, symlinks=True, ignore=shutil.ignore_patterns("features", "runs", "models", "metrics"))
+    set_params(two, evaluate__batch_size=4, train__memory_format="channels_last", run__processes=2)
+    run(two, "features", "train")
+    assert digests(one, "data/features") == digests(two, "data/features")
+    assert outputs(one)["models/model.safetensors"] == outputs(two)["models/model.safetensors"]
+    assert json.loads((one / "models/model.json").read_bytes())["model"] == LITE0

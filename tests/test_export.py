@@ -65,13 +65,8 @@ def test_every_test_image_gets_its_class_in_onnxruntime(with_onnx: Path) -> None
     assert (report["images"], report["near_ties"], report["probabilities_differ_less_than"]) == (23, 0, 1e-4)
     (shape,) = (value.shape for value in session.get_inputs())
     assert shape == ["batch", 3, 32, 32]
-
-
-def test_no_path_and_no_version_is_in_the_file(with_onnx: Path) -> None:
-    """So another folder gets the same bytes: test_verify.py repeats the stage in one."""
-    content = (with_onnx / OUTPUTS[0]).read_bytes()
-    for word in (str(PROJECT), str(with_onnx), ".py", "torch", "pipeline"):
-        assert word.encode() not in content, word
+    content = (with_onnx / OUTPUTS[0]).read_bytes()  # it holds no path and no version
+    assert not [word for word in (str(PROJECT), str(with_onnx), ".py", "torch", "pipeline") if word.encode() in content]
 
 
 def content_with(change: Change) -> Callable[..., bytes]:
@@ -163,15 +158,14 @@ def test_a_model_that_torch_cannot_write_is_refused(monkeypatch: pytest.MonkeyPa
             onnx_export.content(odd, description, "")
 
 
-LARGE = pytest.mark.nightly("torch writes it for seconds; make test has the two that are written soonest")
+LARGE = pytest.mark.nightly("torch writes it for seconds; make test has the one that is written soonest")
 
 
 @pytest.mark.parametrize(
     ("name", "side"),
     [
-        ("resnet18", 64), ("squeezenet1_1", 64), pytest.param("mobilenet_v3_small", 64, marks=LARGE),
-        pytest.param("efficientnet_b0", 64, marks=LARGE),
-        pytest.param("convnext_tiny", 64, marks=LARGE), pytest.param("vit_b_16", 224, marks=LARGE),
+        ("squeezenet1_1", 64), pytest.param("vit_b_16", 224, marks=LARGE),
+        *(pytest.param(name, 64, marks=LARGE) for name in ("mobilenet_v3_small", "efficientnet_b0", "convnext_tiny")),
     ],
 )  # fmt: skip
 def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path) -> None:
@@ -187,17 +181,12 @@ def test_other_models_give_the_same_logits(name: str, side: int, tmp_path: Path)
         assert runtime.log_probabilities(several) == pytest.approx(logits[: len(several)].numpy(), abs=1e-5)
 
 
-@pytest.fixture
-def changed_file(with_onnx: Path, tmp_path: Path) -> Callable[[Change], Path]:
-    """Writes the model with a change."""
-
-    def write(change: Change) -> Path:
-        model = onnx.load(with_onnx / OUTPUTS[0])
-        change(model)
-        onnx.save(model, tmp_path / "changed.onnx")
-        return tmp_path / "changed.onnx"
-
-    return write
+def changed(folder: Path, target: Path, change: Change) -> Path:
+    """The exported model of a folder, written with a change."""
+    model = onnx.load(folder / OUTPUTS[0])
+    change(model)
+    onnx.save(model, target / "changed.onnx")
+    return target / "changed.onnx"
 
 
 def with_notes(**notes: str) -> Change:
@@ -220,23 +209,22 @@ def with_other_input(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(with_notes(classes=text) for text in ('["a", "a", "b"]', '["a", "b"]', "[" * 100_000)),
+        with_notes(classes='["a", "b"]'), with_notes(classes="[" * 100_000),
         lambda model: model.ClearField("metadata_props"),
-        *(with_notes(view=json.dumps({"packed_size": 40, "resize": 36, "crop": crop})) for crop in (24, 40)),
+        with_notes(view=json.dumps({"packed_size": 40, "resize": 36, "crop": 24})),
         with_other_input,
     ],
 )  # fmt: skip
-def test_the_metadata_of_a_model_is_checked(changed_file: Callable[[Change], Path], change: Change) -> None:
+def test_the_metadata_of_a_model_is_checked(with_onnx: Path, tmp_path: Path, change: Change) -> None:
     """By the schema of model.json, and against the graph. A file of another program has none."""
-    path = changed_file(change)
+    path = changed(with_onnx, tmp_path, change)
     with refuses((path, "damaged")):
         onnx_file.load(path, 1)
 
 
 @pytest.mark.parametrize("change", [NOT_A_NUMBER, seven_answers])
-def test_an_answer_that_is_none_is_refused(changed_file: Callable[[Change], Path], change: Change) -> None:
-    """What is no number, and a node that fails. Nothing is printed besides."""
-    path = changed_file(change)
-    model = onnx_file.load(path, 1)
+def test_an_answer_that_is_none_is_refused(with_onnx: Path, tmp_path: Path, change: Change) -> None:
+    """What is no number, and a node that fails."""
+    path = changed(with_onnx, tmp_path, change)
     with refuses((path, "damaged")):
-        model.log_probabilities(np.zeros((1, 3, 32, 32), np.float32))
+        onnx_file.load(path, 1).log_probabilities(np.zeros((1, 3, 32, 32), np.float32))

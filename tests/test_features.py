@@ -3,27 +3,32 @@
 import os
 import shutil
 import signal
+import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from pipeline.config.model_names import PACKAGED
 from pipeline.dataset import packed
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.learning import inference
+from pipeline.learning.environment import required_variables
 from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization
-from tests.conftest import set_params
+from pipeline.running import launchers
+from tests.conftest import read_params, set_params
+from tests.helpers import starts
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, digests, gone, messages, outputs, small_world, start, wait_for
+from tests.helpers.trainings import ALONE, gone, outputs, small_world, start, wait_for
 
 LITE0 = "timm/tf_efficientnet_lite0"
 DAISY = 985  # of ImageNet-1k
@@ -58,26 +63,30 @@ def test_the_weights_of_the_package_know_daisies(weights: Path, photos: Path) ->
 
 
 def test_another_file_in_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both hashes are named; a package that is not installed is named, too."""
+    """Both hashes are named. So is a package that is not installed."""
     entry = PACKAGED[LITE0]
-    monkeypatch.setitem(PACKAGED, LITE0, vars_of(entry, sha256="0" * 64))
+    monkeypatch.setitem(PACKAGED, LITE0, replace(entry, sha256="0" * 64))
     with refuses((str(metadata.distribution(entry.package).locate_file(entry.file)), "differs")) as error:
         pretrained.packaged_weights(LITE0)
     (fault,) = error.value.faults
     assert entry.sha256 in fault.value
     assert fault.allowed == "0" * 64
-    monkeypatch.setitem(PACKAGED, LITE0, vars_of(entry, package="no-such-package"))
+    monkeypatch.setitem(PACKAGED, LITE0, replace(entry, package="no-such-package"))
     with refuses(("no-such-package", "missing")):
         pretrained.packaged_weights(LITE0)
 
 
-def vars_of(entry: Any, **changes: str) -> Any:
-    return type(entry)(**{**vars(entry), **changes})
-
-
 def run(folder: Path, *stages: str) -> None:
+    """The stages in forked processes, without their launchers."""
+    processes = read_params(folder / "params.yaml")["run"]["processes"]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environ = {**os.environ, **required_variables(1, True), **(launchers.ALONE if processes == 1 else {})}
     for stage in stages:
-        assert start(folder, stage).wait(600) == 0, messages(folder)
+        words = ["-m", "pipeline", stage]
+        if stage != "weights":
+            words = [*(several if processes > 1 else []), "-m", "pipeline", "rank", stage]
+        done = starts.run([sys.executable, *words], cwd=folder, env=environ)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -88,65 +97,71 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow("a dozen starts of processes with timm; make test solves the equations")
-@pytest.mark.parametrize(
-    "processes", [2, *(pytest.param(k, marks=pytest.mark.nightly("as with two processes")) for k in (1, 3))]
-)
-def test_a_kill_and_other_processes_change_no_byte(processes: int, whole: Path, tmp_path: Path) -> None:
-    """Killed after a part of the features, and again in the training; then run again. The finished part stays."""
-    folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": processes})
+def kill(folder: Path, stage: str, sign: str) -> None:
+    """Start a stage, and kill it when a file of this pattern is there."""
+    launcher = start(folder, stage)
+    wait_for(lambda: list(folder.glob(sign)) or launcher.poll() is not None, f"no {sign}")
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait(600)
+    wait_for(lambda: gone(folder), "orphans")
+
+
+@pytest.mark.slow("a real start of two processes with timm; make test solves the equations")
+def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> None:
+    """With two processes: the bits of one, and a finished part is not computed again."""
+    folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": 2})
     run(folder, "weights")
-    launcher = start(folder, "features")
-    wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/0.npy")) or launcher.poll() is not None, "no part")
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.wait(600)
-    wait_for(lambda: gone(folder), "orphans")
-    (part,) = folder.glob(".dvc/tmp/features/*/0.npy")
-    before = part.stat().st_mtime_ns
+    kill(folder, "features", ".dvc/tmp/features/*/0.npy")
     assert not (folder / "data/features").exists()
-    launcher = start(folder, "features")
-    wait_for(lambda: list(folder.glob(".dvc/tmp/features/*/1.npy")) or launcher.poll() is not None, "no second part")
-    assert launcher.poll() is None
-    assert part.stat().st_mtime_ns == before
-    assert launcher.wait(600) == 0
-    launcher = start(folder, "train")
-    wait_for(lambda: list(folder.glob("runs/*/")) or launcher.poll() is not None, "no run")
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.wait(600)
-    wait_for(lambda: gone(folder), "orphans")
+    (part,) = folder.glob(".dvc/tmp/features/*/0.npy")
+    expected, size = np.load(whole / "data/features/features.npy"), len(np.load(part))
+    assert 0 < size < len(expected)
+    assert np.array_equal(np.load(part), expected[:size])
+    np.save(part, expected[:size] * 0)
+    run(folder, "features")
+    expected[:size] = 0
+    assert np.array_equal(np.load(folder / "data/features/features.npy"), expected)
+
+
+@pytest.mark.nightly("real starts of one and of three processes; make test-ci kills the features")
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_kill_of_the_solution_changes_no_byte(processes: int, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    shutil.copytree(whole, folder, symlinks=True, ignore=shutil.ignore_patterns("runs", "models", "metrics"))
+    set_params(folder, run__processes=processes)
+    kill(folder, "train", "runs/*/")
     run(folder, "train")
-    assert digests(folder, "data/features") == digests(whole, "data/features")
     assert outputs(folder) == outputs(whole)
+
+
+def validation(folder: Path) -> tuple[float, float]:
+    """The loss and the accuracy of the exported model on the validation images."""
+    model, data = exported.load(folder / "models"), packed.load(folder / "data/packed", folder / "data/split.csv")
+    rows = data.rows("val")
+    store = storage.ImageStore(torch.from_numpy(data.images.copy()), ALONE.device)
+    logits = inference.predict_logits(model, store, data.sizes, rows, batch_size=8, world=ALONE)
+    log_probs, labels = inference.log_probabilities(logits), data.labels[rows]
+    return -log_probs[np.arange(len(rows)), labels].mean(), (log_probs.argmax(1) == labels).mean()
 
 
 @pytest.mark.slow("the features of the whole run above; make test solves the equations")
 def test_the_exported_network_is_the_solution(whole: Path) -> None:
     """From the pixels it gives the loss and the accuracy that the solution had on the features of validation images."""
-    model, data = exported.load(whole / "models"), packed.load(whole / "data/packed", whole / "data/split.csv")
-    rows = data.rows("val")
-    store = storage.ImageStore(torch.from_numpy(data.images.copy()), ALONE.device)
-    logits = inference.predict_logits(model, store, data.sizes, rows, batch_size=8, world=ALONE)
-    log_probs, labels = inference.log_probabilities(logits), data.labels[rows]
     train = figures.read(whole / "metrics", TrainFigures)
-    assert (log_probs.argmax(1) == labels).mean() == train.val_accuracy
-    assert -log_probs[np.arange(len(rows)), labels].mean() == pytest.approx(train.val_loss, abs=1e-4)
+    assert validation(whole) == pytest.approx((train.val_loss, train.val_accuracy), abs=1e-4)
 
 
 @pytest.mark.slow("a training with timm after the whole run above; tests/test_options.py has weights of a file")
 def test_a_training_of_all_layers_begins_with_the_solution(whole: Path, tmp_path: Path) -> None:
-    """At a learning rate of almost nothing the head stays the solution; the learning rate of the preset moves it."""
-    solution = weights_of(whole)
+    """At a learning rate of almost nothing the head stays the solution; a usual one moves it."""
+    solution = load_file(whole / "models/model.safetensors")
     for rate, differs in ((1e-9, False), (1e-3, True)):
         folder = tmp_path / str(rate)
         shutil.copytree(whole, folder, symlinks=True)
         lines = {"train__freeze_backbone": False, "train__freeze_norm": True, "train__lr": rate, "train__epochs": 1}
         set_params(folder, **lines, train__parallel="single")
         run(folder, "train")
-        trained = weights_of(folder)
+        trained = load_file(folder / "models/model.safetensors")
         assert torch.equal(trained["bn1.running_mean"], solution["bn1.running_mean"])
         for name in ("classifier.weight", "conv_stem.weight"):
             assert torch.allclose(trained[name], solution[name], atol=1e-6) != differs
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(folder / "models/model.safetensors")

@@ -57,18 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_parts_of_the_gpu_command_leave_out_no_case() -> None:
-    """`tests` and `compiled_tests` have each case once; the compiler is needed by the second alone."""
-    every, early, late = (
-        {item.nodeid: conftest.case(item) for item in run("--collect-only", "-q", *options)[1].items}
-        for options in ([], gpu.TESTS["tests"], gpu.TESTS["compiled_tests"])
-    )
-    assert early | late == every
-    assert {case.needs == "compiler" for case in late.values()} == {True}
-    assert {case.needs == "compiler" for case in early.values()} == {False}
-
-
-@pytest.mark.slow("two starts of pytest with real ranks; make test reads the reports of others")
+@pytest.mark.slow("a start of two real ranks; make test reads the reports of others")
 def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Native cases run on two ranks, the others are listed with what they need, and a second start goes on."""
     options = ["--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-rs", "-k", "accumulation and fp32"]
@@ -79,9 +68,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     report = json.loads(path.read_text())
     assert {"cpu", "cores", "gpus", "versions", "commit", "code", "apex_commit_pinned"} <= report["conditions"].keys()
     ran, skipped = (report["cases"][f"tests/gpu/test_parallel.py::{name}"] for name in (ddp, apex_ddp))
-    assert ran["outcome"] == "passed"
-    assert ran["figures"]["difference"] < 1e-4
-    assert ran["warnings"] == []
+    assert (ran["outcome"], ran["warnings"], ran["figures"]["difference"] < 1e-4) == ("passed", [], True)
     assert (skipped["outcome"], skipped["reason"]) == ("skipped", "needs a GPU and Apex with its extensions")
     ran |= {"outcome": "failed", "reason": "a reason"}
     path.write_text(json.dumps(report))
@@ -91,10 +78,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_cut_keeps_every_result_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first case ends last. An interrupt comes before: the report has the cases after it, and no failed one.
-
-    A second start proves what is missing.
-    """
+    """An interrupt comes before the first case ends: the report has the others; a second start goes on."""
     monkeypatch.setattr(conftest, "CORES_A_CASE", 0.5)  # a CPU has threads for two cases or more
     options = ("--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-k", "test_accumulation")
     path, listener = tmp_path / "gpu_tests_cpu.json", Listener()
@@ -143,13 +127,20 @@ def test_cases_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: py
 def test_without_a_gpu_every_test_is_skipped_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every test is skipped with its reason, and a report is refused, because it would be one of a GPU."""
+    """The parts of the GPU command leave out no case; the compiler is needed by the second part alone."""
     monkeypatch.setattr(machine, "read", lambda: NO_GPU)
     status, listener = run("-rs")
-    assert status == 0
-    assert set(listener.outcomes.values()) == {"skipped"}
+    assert (status, set(listener.outcomes.values())) == (0, {"skipped"})
     assert len(listener.outcomes) == len(listener.items) > 70
     assert capsys.readouterr().out.count("SKIPPED") == 4  # a GPU or two, with Apex or without
+    every = {item.nodeid: conftest.case(item) for item in listener.items}
+    early, late = (
+        {item.nodeid for item in run("--collect-only", "-q", *gpu.TESTS[part])[1].items}
+        for part in ("tests", "compiled_tests")
+    )
+    assert early | late == every.keys()
+    assert late == {name for name, case in every.items() if case.needs == "compiler"}
+    assert not early & late
 
 
 def breaks(world: World) -> Figures:

@@ -2,40 +2,52 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.learning import loop
+from pipeline.learning import determinism, loop
 from pipeline.learning.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.learning.ema import Ema
 from pipeline.learning.graphs import Graphs
 from pipeline.learning.loop import Learner, Totals
 from pipeline.loader.batches import Batch
-from tests.gpu import ranks
+from tests.gpu import test_graphs as of_gpu
 from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.trainings import ALONE
 
 CLASSES = 3
-IN_MAKE_TEST = [
-    ("bits", {"precision": "fp32", "parallel": "single", "parts": "4"}),
-    ("bits", {"precision": "fp32", "parallel": "elastic", "parts": "4"}),
-    ("shapes", {"memory_format": "channels_last"}), ("restored", {}), ("frozen", {}), ("refusal", {}),
-]  # fmt: skip
-FURTHER = [
-    *(("bits", {"precision": name, "parallel": "single", "parts": "1"}) for name in ("fp32", "bf16", "fp16")),
-    ("bits", {"precision": "bf16", "parallel": "elastic", "parts": "4"}), ("shapes", {"memory_format": "contiguous"}),
-]  # fmt: skip
-SLOW = pytest.mark.nightly("the same with other numbers; make test has fp32, accumulated and elastic")
 
 
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    """This process as a rank of tests/gpu: deterministic, in a group of its own."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    RehearsedGraph.captured = RehearsedGraph.replayed = 0
+    determinism.make_deterministic(1, True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    determinism.make_deterministic(*before)
+
+
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize(
-    ("name", "arguments"), [*IN_MAKE_TEST, *(pytest.param(*case, marks=SLOW) for case in FURTHER)], ids=str
-)
-def test_graphs_train_the_bits_of_eager(name: str, arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ("name", "arguments"),
+    [
+        *(("test_bits", (precision, "single", "1")) for precision in ("fp32", "bf16", "fp16")),
+        *(("test_bits", (*how, "4")) for how in (("fp32", "single"), ("fp32", "elastic"), ("bf16", "elastic"))),
+        *(("test_shapes", (layout,)) for layout in ("channels_last", "contiguous")),
+        ("test_restored", ()), ("test_frozen", ()), ("test_refusal", ()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_graphs_train_the_bits_of_eager(name: str, arguments: tuple[str, ...]) -> None:
     """The body of a test for a GPU passes with rehearsed graphs."""
-    ranks.check_on_cpu(f"test_graphs::test_{name}", arguments)
+    getattr(of_gpu, name)(ALONE, *arguments)
 
 
 class Shared(nn.Module):

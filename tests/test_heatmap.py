@@ -89,39 +89,30 @@ def test_a_bright_square_is_where_the_map_is_highest(tmp_path: Path) -> None:
         assert (written.size, written.mode, written.info) == ((SIDE, SIDE), "RGB", {})
 
 
-def test_a_map_that_speaks_against_everywhere_is_dark_blue() -> None:
-    """Also one of zeros: nothing is divided by zero."""
-    image = LoadedImage(Path("a.png"), np.zeros((SIDE, SIDE, 3), np.uint8), (SIDE, SIDE))
-    for value in (-1.0, 0.0):
-        colours = np.unique(np.asarray(heatmap.picture(image, VIEW, np.full((2, 2), value))).reshape(-1, 3), axis=0)
-        assert colours.tolist() == [[0, 17, 39]]
-
-
 def test_the_colours_grow_lighter_step_by_step() -> None:
-    """So they can be told apart in grey, too, and they go from blue to yellow, which every eye with red or green
-    blindness tells apart."""
+    """From blue to yellow, which every eye tells apart. A map that speaks against everywhere is dark blue."""
     colours = heatmap._colours().astype(int)
     lightness = colours @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(lightness) > -0.3).all()  # rounded to whole numbers
     assert (np.diff(lightness[::8]) > 0).all()
     assert (colours[0].tolist(), colours[-1].tolist()) == ([0x00, 0x22, 0x4E], [0xFE, 0xE8, 0x38])
+    image = LoadedImage(Path("a.png"), np.zeros((SIDE, SIDE, 3), np.uint8), (SIDE, SIDE))
+    for value in (-1.0, 0.0):
+        picture = np.asarray(heatmap.picture(image, VIEW, np.full((2, 2), value)))
+        assert np.unique(picture.reshape(-1, 3), axis=0).tolist() == [[0, 17, 39]]
 
 
-# ---- predict ----
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
     """A folder with an untrained resnet18 for images of SIDE pixels."""
-    folder = tmp_path_factory.mktemp("heatmap") / "models"
-    save(folder, "resnet18")
-    return folder
+    return save(tmp_path / "models", "resnet18")
 
 
-def save(folder: Path, name: str) -> None:
+def save(folder: Path, name: str) -> Path:
     """Write a model as `train` does."""
     weights = network.export_state(network.build(name, len(CLASSES), seed=1))
     exported.save(folder, weights, Description(name, CLASSES, VIEW, IMAGENET.mean, IMAGENET.std, "last", 1))
+    return folder
 
 
 def predict(models: Path, *words: object, cwd: Path) -> tuple[int, list[dict[str, object]], str]:
@@ -132,52 +123,42 @@ def predict(models: Path, *words: object, cwd: Path) -> tuple[int, list[dict[str
 
 
 def test_predict_writes_a_picture_for_each_image(models: Path, photos: Path, tmp_path: Path) -> None:
-    """Two images of one name have two pictures. The answers are those without pictures; a second run
-    writes the same bytes."""
+    """Two images of one name have two pictures. The answers are those without pictures, and so are a second run's."""
     first = next(path for path in sorted(photos.rglob("*.jpg")))
     for name in ("x/a.b.png", "y/a.b.jpg", "y/c.webp"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         with Image.open(first) as image:
             image.resize((90, 70)).save(tmp_path / name)
     given = ("x", "y/a.b.jpg", "y/c.webp")
-    status, plain, _ = predict(models, *given, cwd=tmp_path)
-    assert status == 0
+    _, plain, _ = predict(models, *given, cwd=tmp_path)
     status, answers, said = predict(models, *given, "--heatmap", "maps/new", cwd=tmp_path)
     assert status == 0, said
     assert "model.safetensors, because --heatmap" in said
     pictures = [str(answer.pop("heatmap")) for answer in answers]
     assert (pictures, answers) == (["maps/new/a.b.png", "maps/new/a.b-2.png", "maps/new/c.png"], plain)
-    assert sorted(path.name for path in (tmp_path / "maps/new").iterdir()) == ["a.b-2.png", "a.b.png", "c.png"]
     assert predict(models, *given, "--heatmap", "again", cwd=tmp_path)[0] == 0
-    for picture in pictures:
-        again = tmp_path / "again" / Path(picture).name
-        assert again.read_bytes() == (tmp_path / picture).read_bytes()
+    new, again = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("maps/new", "again")
+    )
+    assert new == again
+    assert sorted(new) == ["a.b-2.png", "a.b.png", "c.png"]
 
 
-def test_predict_refuses_what_would_replace_a_file(models: Path, photos: Path, tmp_path: Path) -> None:
-    """A file, and a folder that is not empty: a photo of the same name may be in it. Nothing is written."""
-    (tmp_path / "file").write_text("x")
+@pytest.mark.parametrize(
+    ("model", "folder", "named"),
+    [("models", "file", "--heatmap: file"), ("models", "full", "--heatmap: full"),
+     ("model.onnx", "new", "model.safetensors"), ("squeezed", "new", "train.model: squeezenet1_1")],
+)  # fmt: skip
+def test_predict_refuses_what_it_cannot_explain_or_would_replace(
+    models: Path, photos: Path, tmp_path: Path, model: str, folder: str, named: str
+) -> None:
+    """A file, a folder that is not empty, a model that is no weights, and one without pooling. Nothing is written."""
     (tmp_path / "full").mkdir()
-    (tmp_path / "full/a.png").write_text("x")
-    (tmp_path / "model.onnx").write_text("x")
+    for name in ("file", "full/a.png", "model.onnx"):
+        (tmp_path / name).write_text("x")
+    save(tmp_path / "squeezed", "squeezenet1_1")
     image = next(path for path in sorted(photos.rglob("*.jpg")))
-    for folder in ("file", "full"):
-        status, answers, said = predict(models, image, "--heatmap", folder, cwd=tmp_path)
-        assert (status, answers) == (1, [])
-        assert f"--heatmap: {folder}" in said
-        assert "a new or an empty folder" in said
-    status, answers, said = predict(tmp_path / "model.onnx", image, "--heatmap", "new", cwd=tmp_path)
+    status, answers, said = predict(tmp_path / model, image, "--heatmap", folder, cwd=tmp_path)
     assert (status, answers) == (1, [])
-    assert "model.safetensors" in said
-    assert not (tmp_path / "new").exists()
-
-
-def test_predict_refuses_a_network_without_pooling(photos: Path, tmp_path: Path) -> None:
-    """It names what is allowed, and writes nothing."""
-    save(tmp_path / "models", "squeezenet1_1")
-    image = next(path for path in sorted(photos.rglob("*.jpg")))
-    status, answers, said = predict(tmp_path / "models", image, "--heatmap", "new", cwd=tmp_path)
-    assert (status, answers) == (1, [])
-    assert "train.model: squeezenet1_1" in said
-    assert "global average pooling" in said
+    assert named in said
     assert not (tmp_path / "new").exists()

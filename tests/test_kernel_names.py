@@ -21,7 +21,7 @@ from pipeline.running import checkpoint, kernel_names, provenance, resume
 from pipeline.running.job import Job, check_inputs
 from pipeline.running.monitor import Monitor
 from pipeline.stages import train
-from tests.conftest import PROJECT, read_params
+from tests.conftest import PROJECT, change, read_params
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, small_world
 
@@ -38,11 +38,7 @@ def test_counts_are_relative_and_of_libraries_alone() -> None:
     assert kernel_names.relative(OWN) == {}
     hashes = kernel_names.digests({"64 × 64": expected, "96 × 96": expected, "128 × 128": {FORWARD: 2}})
     assert hashes["64 × 64"] == hashes["96 × 96"] != hashes["128 × 128"]
-
-
-def test_steps_without_a_promise_are_the_steps() -> None:
-    """On a CPU nothing is between the training and its steps."""
-    steps: Any = iter(())
+    steps: Any = iter(())  # on a CPU nothing is between the training and its steps
     assert kernel_names.STEPS[False](steps, lambda *_: None) is steps
 
 
@@ -99,12 +95,9 @@ def test_another_choice_is_refused_before_a_step_of_it_is_saved(start: Start) ->
     """The refusal names each kernel that differs. With the old choice the training goes on to its end."""
     job = start(*STEP, count=3)
     saved = job.run.checkpoint.read_bytes()
-    differs: tuple[object, Kind] = (job.run.folder, "differs")
-    with refuses(differs, differs) as refused:
+    with refuses((job.run.folder, "differs"), (job.run.folder, "differs")) as refused:
         start(FORWARD, OTHER, BACKWARD, *OWN)
-    assert {name for fault in refused.value.faults for name in (FORWARD, OTHER) if name in fault.value} == {
-        FORWARD, OTHER,
-    }  # fmt: skip
+    assert all(any(name in fault.value for fault in refused.value.faults) for name in (FORWARD, OTHER))
     assert job.run.checkpoint.read_bytes() == saved
     goes_on = start(*STEP * 3)
     assert goes_on.kernels == job.kernels
@@ -121,22 +114,23 @@ def test_processes_are_compared_together_and_crops_alone(start: Start, monkeypat
     monkeypatch.setattr(collectives, "all_gather_object", lambda own: [own, others])
     resume.check_kernels(job, crops, [*STEP])
     others[0] = OTHER
-    differs: tuple[object, Kind] = (job.run.folder, "differs")
-    with refuses(differs, differs, differs):
+    differs: list[tuple[object, Kind]] = [(job.run.folder, "differs")] * 3
+    with refuses(*differs):
         resume.check_kernels(job, crops, [*STEP])
 
 
 def test_provenance_has_a_hash_for_each_size_of_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without kernels, as on a CPU, it has no such key."""
+    """Without kernels, as on a CPU, it has no such key. It also says when the bytes are not promised."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
     files.write_text(tmp_path / "models/model.safetensors", "")
-    for kernels in ({}, {"64 × 64": {FORWARD: 1}}):
-        hashes = kernel_names.digests(kernels)
-        provenance.write(tmp_path, params.parse(read_params()), ALONE, 0.0, 1, hashes)
+    hashes = kernel_names.digests({"64 × 64": {FORWARD: 1}})
+    for kernels, deterministic in (({}, True), (hashes, False)):
+        config = params.parse(change(read_params(), train__deterministic=deterministic))
+        provenance.write(tmp_path, config, ALONE, 0.0, 1, kernels)
         record = json.loads((tmp_path / provenance.FILE).read_text())
-        assert record.get("kernels", {}) == hashes
-        assert ("kernels" in record) == bool(kernels)
+        assert record["bytes_promised"] is deterministic
+        assert ("kernels" in record, record.get("kernels", {})) == (bool(kernels), kernels)
 
 
 def test_what_cannot_be_compared_is_said(start: Start, capsys: pytest.CaptureFixture[str]) -> None:

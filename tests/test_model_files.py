@@ -54,29 +54,27 @@ def put(path: Path, **keys: Any) -> None:
     files.write_json(path, {key: value for key, value in content.items() if value is not None})
 
 
-@pytest.mark.parametrize("given", [None, "models", "models/model.safetensors"])
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("model.json", lambda path: put(path, classes=["b", "a"])),
         ("model.json", lambda path: put(path, weights=None)),
-        ("model.json", lambda path: put(path, view={**VIEW, "resize": 32})),
         ("model.safetensors", lambda path: path.write_text("other")),
         ("acceptance.json", lambda path: put(path, coverage=0.5)),
     ],
 )
-def test_a_file_that_decides_is_that_of_the_lock(
-    models: Path, given: str | None, name: str, change: Callable[[Path], object]
-) -> None:
-    """Each of them, however the model is named, also by its whole path. Without model.onnx torch computes."""
+def test_a_file_that_decides_is_that_of_the_lock(models: Path, name: str, change: Callable[[Path], object]) -> None:
+    """However the model is named, also by its whole path. Without model.onnx torch computes."""
     (models / "model.onnx").unlink()
     classify.check_files(models, *NAMES)
     change(models / name)
-    with refuses((models / name, "differs")):
-        ask(Path(given) if given else None)
-    if given:
+    for given in (models, models / "model.safetensors"):
+        with refuses((models / name, "differs")):
+            ask(given)
         with refuses((models.absolute() / name, "differs")):
-            ask(Path(given).absolute())
+            ask(given.absolute())
+    with refuses((models / name, "differs")):
+        ask(None)
 
 
 def test_a_model_onnx_that_is_not_that_of_the_lock_does_not_compute(models: Path) -> None:
@@ -89,23 +87,21 @@ def test_a_model_onnx_that_is_not_that_of_the_lock_does_not_compute(models: Path
 
 
 @pytest.mark.parametrize("lock", ["none", "of other files", "cut"])
-@pytest.mark.parametrize(
-    "keys",
-    [{"weights": None}, {"weights": ""}, {"arithmetic": None}, {"std": None},
-     {"view": {key: VIEW[key] for key in ("packed_size", "resize", "crop")}}],
-    ids=["weights", "empty weights", "arithmetic", "std", "view"],
-)  # fmt: skip
-def test_without_a_lock_every_key_is_needed(models: Path, keys: dict[str, Any], lock: str) -> None:
+def test_without_a_lock_every_key_is_needed(models: Path, lock: str) -> None:
     """A model.json without `weights` would be of any weights; with all its keys it is used."""
-    text = dvc_lock.LOCK.read_text()
+    text, described = dvc_lock.LOCK.read_text(), (models / "model.json").read_text()
     dvc_lock.LOCK.unlink()
     if lock != "none":
         dvc_lock.LOCK.write_text(text.replace("models/", "others/") if lock == "of other files" else text[:-20])
-    classify.check_files(models, *NAMES)
-    put(models / "model.json", **keys)
-    for given in (None, models, models / "model.safetensors"):
-        with refuses(("models/model.json", "damaged")):
-            ask(given)
+    view = {key: VIEW[key] for key in ("packed_size", "resize", "crop")}
+    keys: tuple[dict[str, Any], ...] = ({"weights": None}, {"weights": ""}, {"arithmetic": None}, {"view": view})
+    for change in keys:
+        (models / "model.json").write_text(described)
+        classify.check_files(models, *NAMES)
+        put(models / "model.json", **change)
+        for given in (None, models, models / "model.safetensors"):
+            with refuses(("models/model.json", "damaged")):
+                ask(given)
 
 
 def test_scores_are_of_as_many_classes_as_the_model_has() -> None:

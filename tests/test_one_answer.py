@@ -13,16 +13,16 @@ from tests.helpers.ranks import world_of
 
 MODELS = {"resnet18": 32, "mobilenet_v3_small": 64, "convnext_tiny": 64, "efficientnet_b0": 64,
           "timm/vit_tiny_patch16_224": 224}  # fmt: skip
-HEAVY = [pytest.mark.nightly("models of up to 28 million weights in six processes; make test runs resnet18")]
+HEAVY = [pytest.mark.nightly("models of up to 28 million weights in four processes; make test runs resnet18")]
 
 
 @pytest.mark.parametrize(
     "model", [pytest.param(name, marks=[] if name.startswith("resnet") else HEAVY) for name in MODELS]
 )
 def test_an_answer_has_the_same_bits_in_every_batch(model: str, tmp_path: Path) -> None:
-    """50 images in two orders, alone and in groups, with 1 to 3 processes: one digest of all logits."""
+    """50 images in two orders, alone and in groups, with one process and three: one digest of all logits."""
     digests = set()
-    for processes in (1, 2, 3):
+    for processes in (1, 3):
         logs = [tmp_path / f"{processes}-{rank}.txt" for rank in range(processes)]
         assert world_of(processes, "answers", model, str(MODELS[model]), logs=logs) == [0] * processes
         cases = json.loads(logs[0].read_text())

@@ -1,4 +1,4 @@
-"""DVC's plots: what the page of `dvc plots show` has, and the project's templates."""
+"""DVC's plots: what the page of `dvc plots show` has."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.learning.state import HISTORY
-from tests.conftest import PROJECT
 from tests.helpers.projects import call, create_project
 
 EPOCHS: list[tuple[Any, ...]] = [tuple(10 * epoch + column for column in range(len(HISTORY))) for epoch in (1, 2)]
@@ -35,13 +34,3 @@ def test_dvc_plots_show_has_a_plot_of_each_table(tmp_path: Path) -> None:
         values = [tuple(value[column] for column in header) for value in plot["data"]["values"]]
         assert set(values) == {tuple(map(str, row)) for row in rows}
     assert "<DVC_METRIC" not in page
-
-
-def test_templates_have_every_anchor_that_dvc_needs() -> None:
-    """Each template of the project is JSON with DVC's place for the data, and dvc.yaml uses it."""
-    text = (PROJECT / "dvc.yaml").read_text()
-    templates = sorted((PROJECT / ".dvc/plots").glob("*.json"))
-    assert [path.stem for path in templates] == ["calibration", "confusion_shares", "curve"]
-    for path in templates:
-        assert json.loads(path.read_text())["data"] == {"values": "<DVC_METRIC_DATA>"}
-        assert f"template: {path.stem}\n" in text

@@ -21,6 +21,7 @@ from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 
 SMALL = "shufflenet_v2_x0_5"
+ONE, SQUARE = torch.zeros(1), torch.zeros(2, 2)
 
 
 def small(classes: int = 3) -> nn.Module:
@@ -54,14 +55,14 @@ def is_refused(folder: Path, source: Path, kind: Kind = "damaged") -> str:
     return fault.reason
 
 
-LARGE = pytest.mark.slow("seconds to fill it with random weights; make test has four smaller models")
+LARGE = pytest.mark.nightly("seconds to fill it with random weights; make test has three smaller models")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet18", "mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5",
-        *(pytest.param(name, marks=LARGE) for name in ("densenet121", "googlenet")),
+        "mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5",
+        *(pytest.param(name, marks=LARGE) for name in ("resnet18", "densenet121", "googlenet")),
     ],
 )  # fmt: skip
 def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) -> None:
@@ -90,9 +91,9 @@ def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) ->
 def test_every_format_gives_the_same_bytes(
     ending: str, wrap: Callable[[dict[str, Tensor]], dict[str, Any]] | None, tmp_path: Path
 ) -> None:
-    """Every format, with or without a key of training scripts, gives the same file and the same model.
+    """With or without a key of training scripts, or from before BatchNorm counted batches.
 
-    So do files from before BatchNorm counted batches. Another format and a missing file are refused.
+    Another format and a missing file are refused.
     """
     net, source = small(), tmp_path / f"mine{ending}"
     plain = convert(tmp_path, net.state_dict(), "plain.pth").rename(tmp_path / "plain.safetensors")
@@ -117,7 +118,6 @@ def test_every_format_gives_the_same_bytes(
     ("old", "new"),
     [
         ("features.denseblock1.denselayer6.norm.1.weight", "features.denseblock1.denselayer6.norm1.weight"),
-        ("features.denseblock4.denselayer16.conv.2.weight", "features.denseblock4.denselayer16.conv2.weight"),
         ("encoder.layers.encoder_layer_0.mlp.linear_1.bias", "encoder.layers.encoder_layer_0.mlp.0.bias"),
         ("encoder.layers.encoder_layer_11.mlp.linear_2.weight", "encoder.layers.encoder_layer_11.mlp.3.weight"),
         ("features.denseblock1.denselayer6.norm1.weight", "features.denseblock1.denselayer6.norm1.weight"),
@@ -141,12 +141,7 @@ def wrapped(prefix: str, **others: Tensor) -> dict[str, Tensor]:
         ({"state_dict": wrapped("model.", loss=torch.zeros(2)), "epoch": 1}, 2),
         ({"model_state_dict": wrapped(""), "optimizer_state_dict": {"state": {}}}, 0),
         ({"net": wrapped("backbone."), "acc": 93.1}, 1),
-        (
-            wrapped(
-                "module.", **{"module.aux1.fc2.weight": torch.zeros(1), "module.AuxLogits.fc.weight": torch.zeros(1)}
-            ),
-            2,
-        ),
+        (wrapped("module.", **dict.fromkeys(["module.aux1.fc2.weight", "module.AuxLogits.fc.weight"], ONE)), 2),
     ],
 )
 def test_what_wrappers_add_to_names_is_removed(content: dict[str, Any], notes: int, tmp_path: Path) -> None:
@@ -167,33 +162,26 @@ def test_a_file_without_the_head_starts_with_an_untrained_one(tmp_path: Path) ->
         assert torch.equal(net.state_dict()["conv1.0.weight"], backbone["conv1.0.weight"])
 
 
-@pytest.mark.parametrize("content", [wrapped("a.") | wrapped("b."), {"new.weight": torch.zeros(1)}])
+@pytest.mark.parametrize("content", [wrapped("a.") | wrapped("b."), {"new.weight": ONE}])
 def test_another_model_is_refused_where_it_is_converted(content: dict[str, Tensor], tmp_path: Path) -> None:
     """Or two models in one file. The refusal shows names of the file."""
     torch.save(content, tmp_path / "mine.pth")
     assert f"{min(content)}" in is_refused(tmp_path, tmp_path / "mine.pth", "pair")
 
 
-CHANGES: dict[str, dict[str, Tensor | None]] = {  # None: removed
-    "a name of another model": {"new.weight": torch.zeros(1)},
-    "another shape": {"conv5.0.weight": torch.zeros(2, 3)},
-    "a missing tensor": {"conv1.0.weight": None},
-    "a head for another number of features": {"fc.weight": torch.zeros(5, 8)},
-    "half a head": {"fc.weight": None},
-    "a number in the head": {"fc.bias": torch.zeros(())},
-}
-
-
-@pytest.mark.parametrize("case", CHANGES)
-def test_tensors_that_do_not_fit_are_refused_by_name(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),  # None: removed
+    [("new.weight", ONE), ("conv5.0.weight", torch.zeros(2, 3)), ("conv1.0.weight", None),
+     ("fc.weight", torch.zeros(5, 8)), ("fc.weight", None), ("fc.bias", torch.zeros(()))],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused_by_name(name: str, value: Tensor | None, tmp_path: Path) -> None:
     """Only the number of classes may differ. The model is not changed."""
     net = small()
-    before, state = deepcopy(net.state_dict()), net.state_dict() | CHANGES[case]
-    path = tmp_path / "converted.safetensors"
-    pretrained.save(path, {name: value for name, value in state.items() if value is not None}, ())
+    before, state = deepcopy(net.state_dict()), net.state_dict() | {name: value}
+    pretrained.save(tmp_path / "converted", {key: tensor for key, tensor in state.items() if tensor is not None}, ())
     with refuses(("train.weights", "pair")) as error:
-        pretrained.load_into(net, path)
-    assert all(name in error.value.faults[0].reason for name in CHANGES[case])
+        pretrained.load_into(net, tmp_path / "converted")
+    assert name in error.value.faults[0].reason
     assert same(net.state_dict(), before)
 
 
@@ -208,29 +196,26 @@ def convert_with_names(folder: Path, classes: list[str], text: str = "") -> tupl
 
 
 def test_each_class_gets_the_part_of_the_head_with_its_name(tmp_path: Path) -> None:
-    """In another order, or with classes more and fewer, too. A class that the file does not name starts untrained."""
+    """In another order, or with classes more and fewer, too. A class that the file does not name starts untrained.
+
+    Of the metadata the names stay alone: the same weights with the same names are the same bytes.
+    """
     path, state = convert_with_names(tmp_path, ["a", "b", "c"])
+    with safetensors.safe_open(path, "pt") as content:
+        assert content.metadata() == {"classes": '["a", "b", "c"]'}
+    pretrained.convert(path, tmp_path / "again.safetensors", SMALL)
+    assert files.sha256(tmp_path / "again.safetensors") == files.sha256(path)
     same_net = network.build(SMALL, 3, seed=9)
     pretrained.load_into(same_net, path, ("a", "b", "c"))
     assert same(same_net.state_dict(), state)
 
     net = network.build(SMALL, 4, seed=9)
     untrained = deepcopy(net.state_dict())
-    sentence = pretrained.load_into(net, path, ("c", "new", "b", "x"))
-    assert "'new', 'x'" in sentence
+    assert "'new', 'x'" in pretrained.load_into(net, path, ("c", "new", "b", "x"))
     for part in ("fc.weight", "fc.bias"):
         expected = [state[part][2], untrained[part][1], state[part][1], untrained[part][3]]
         assert torch.equal(net.state_dict()[part], torch.stack(expected))
     assert torch.equal(net.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
-
-
-def test_names_of_classes_stay_and_nothing_else_of_the_metadata(tmp_path: Path) -> None:
-    """So the same weights with the same names are the same bytes."""
-    path, _ = convert_with_names(tmp_path, ["a", "b"])
-    with safetensors.safe_open(path, "pt") as content:
-        assert content.metadata() == {"classes": '["a", "b"]'}
-    pretrained.convert(path, tmp_path / "again.safetensors", SMALL)
-    assert files.sha256(tmp_path / "again.safetensors") == files.sha256(path)
 
 
 @pytest.mark.parametrize("text", ["a, b", "3", "[1, 2]", '{"a": 0}', '["a", "b", "c"]'])
@@ -242,7 +227,6 @@ def test_names_of_classes_that_do_not_fit_are_refused(text: str, tmp_path: Path)
     assert [fault.kind for fault in error.value.faults] == ["damaged"]
 
 
-SQUARE = torch.zeros(2, 2)
 UNUSABLE: dict[str, Callable[[], Any]] = {
     "code": lambda: {"state_dict": {}, "by": Bomb()},
     "a list": lambda: [torch.zeros(1)],
@@ -259,7 +243,7 @@ UNUSABLE: dict[str, Callable[[], Any]] = {
 }
 
 
-TEXTS = ("hello\n", "weights", "<html>", "a" * 99, "K", "X\0", "t.", "{}", "0.5 0.5", "")
+TEXTS = ("hello\n", "K", "X\0", "t.", "{}", "")
 
 
 @pytest.mark.parametrize("content", [*UNUSABLE.values(), *TEXTS], ids=[*UNUSABLE, *map(repr, TEXTS)])
@@ -267,10 +251,7 @@ TEXTS = ("hello\n", "weights", "<html>", "a" * 99, "K", "X\0", "t.", "{}", "0.5 
 def test_what_is_no_dict_of_usable_tensors_is_refused(
     content: Callable[[], Any] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No code in a file runs. Of tensors that it cannot convert, torch would drop a part without a message.
-
-    The unpickler takes the letters of a text for commands, so almost any error is possible.
-    """
+    """No code in a file runs. The unpickler takes the letters of a text for commands: almost any error is possible."""
     monkeypatch.chdir(tmp_path)
     if isinstance(content, str):
         Path("mine.pth").write_text(content)
@@ -281,10 +262,7 @@ def test_what_is_no_dict_of_usable_tensors_is_refused(
 
 @pytest.mark.parametrize("fault", [1j, torch.nan], ids=str)
 def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, tmp_path: Path) -> None:
-    """Such a file, which another program wrote: as pretrained weights, where train reads it, and as the trained model.
-
-    `continue_from` and `evaluate` read the trained model in this way.
-    """
+    """As pretrained weights, where train reads it, and as the trained model."""
     state = {**small().state_dict(), "fc.bias": torch.zeros(3) + fault}
     safetensors.torch.save_file(state, tmp_path / "mine.safetensors")
     assert "'fc.bias'" in is_refused(tmp_path, tmp_path / "mine.safetensors")
