@@ -290,7 +290,7 @@ def test_no_test_waits_without_end() -> None:
 
 CATCH_USER_ERROR = (
     "base.errors", "commands.continue_from", "loader.remote", "answers.classify", "evaluation.photos", "running.launch",
-    "running.frame", "running.runs", "studies.slurm",
+    "running.frame", "running.runs", "studies.slurm", "models.own",
 )  # fmt: skip
 
 
