@@ -43,10 +43,10 @@ from tests.helpers.sources import fill
 
 # Values of the keys that no pair of CHOICES has: each row of the rules finds some for all of its keys.
 VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
-    "train.freeze_norm": (True,), "train.temperature": ("none",),
+    "train.freeze_norm": (True,), "train.temperature": ("none", "fitted"), "train.head_lr_factor": (2.0,),
     "train.head": ("solved", "trained"), "train.erasing": (0.5,), "train.color_jitter": (0.5,),
     "train.device": ("cuda", "cpu"), "train.arithmetic": ("portable",), "train.deterministic": (True, False),
-    "train.model": ("timm/resnet18", "vgg11", "vit_b_16", "exact/tf_efficientnet_lite0"),
+    "train.model": ("timm/resnet18", "vgg11", "vit_b_16", "exact/tf_efficientnet_lite0", "mine/net.py:small"),
     "train.cuda_graphs": (True,), "train.crop": (16,),
     "train.eval_crop": (32, 600), "train.weights": ("imagenet", "none"), "train.nesterov": (True,),
     "train.momentum": (0.0,), "data.source": ("torchvision/MNIST",), "split.min_side": (32,),

@@ -249,6 +249,7 @@ def test_a_module_that_catches_a_refusal_is_known() -> None:
     assert {module.removeprefix("pipeline.") for module in catching} <= {
         "base.errors", "commands.continue_from", "loader.remote", "answers.classify", "evaluation.photos",
         "running.launch", "running.frame", "running.runs", "studies.slurm",
+        "models.own", "commands.compare",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.base.errors import Fault
 from pipeline.config import document
-from pipeline.config.model_names import EXACT, PACKAGED, TIMM, source_model
+from pipeline.config.model_names import EXACT, MINE, PACKAGED, TIMM, source_model
 from pipeline.config.params import APEX_LEVELS, Params
 
 
@@ -221,6 +221,10 @@ PAIRS = (
          "these weights have no address with a hash",
          f"none, {', '.join(PACKAGED)}, or model.safetensors of the model from huggingface.co/timm, as a file in "
          "data/pretrained/"),
+    Pair("train.weights", "imagenet", "train.model", begins_with(MINE), "nobody publishes them", "none, or a file"),
+    *(Pair(f"train.{key}", value, "train.model", begins_with(MINE), "its head is unknown", f"{rest}, or another model")
+      for key, value, rest in (("freeze_backbone", True, "false"), ("head", "solved", "trained"),
+                               ("temperature", "fitted", "none"), ("head_lr_factor", other_than(1), "1.0"))),
     # Whole numbers.
     *(Pair("train.model", begins_with(EXACT), key, value, "whole numbers have no gradients",
            f"timm/…, or {key}: {allowed}")

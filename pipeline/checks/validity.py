@@ -18,7 +18,7 @@ from pipeline.checks import locked, rules
 from pipeline.checks.machine import Machine
 from pipeline.config import resolution
 from pipeline.config.document import short_text
-from pipeline.config.model_names import EXACT_MODELS, MODELS, TIMM
+from pipeline.config.model_names import EXACT_MODELS, MINE, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "perennial start writes params that suit this machine"
@@ -30,7 +30,7 @@ RESERVED = frozenset({  # the paths of the project's own files and of the stages
     "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
     "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
     "data/features", "data/images", "data/kept.csv", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
-    "states",
+    "states", "data/mine",
 })  # fmt: skip
 # The oldest GPU that the locked torch has code for, and the newest generation; a test asks torch.
 LOWEST_CAPABILITY, NEWEST_GENERATION = (7, 5), 12  # Turing, Blackwell
@@ -178,7 +178,7 @@ def _parts(train: Train, run: Run) -> Iterator[Fault]:
 
 def _model(train: Train) -> Iterator[Fault]:
     known = (*MODELS, *EXACT_MODELS)
-    if not train.model.startswith(TIMM) and train.model not in known:  # models/timm_models.py knows those of timm
+    if not train.model.startswith((TIMM, MINE)) and train.model not in known:  # models/ has their checks
         near = difflib.get_close_matches(train.model, known, n=3)
         guess = did_you_mean(near) or "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"

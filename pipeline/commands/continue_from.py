@@ -106,7 +106,7 @@ def main(arguments: Namespace) -> int:
         f"{revision}: {name} with {classes} classes, exported after epoch {epoch}, "
         f"validation accuracy {model.accuracy:.4f}"
     )
-    if name != config.train.model:
+    if name.partition("@")[0] != config.train.model:  # of one's own network, the code may be another
         reason, allowed = f"the model of {revision} is another one", f"{name}, or another revision"
         raise UserError(Fault("train.model", config.train.model, "differs", reason, allowed))
     path = write(Path(config.paths.pretrained), model)

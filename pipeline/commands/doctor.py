@@ -24,7 +24,7 @@ from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.checks import locked, machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import Params
 from pipeline.sources import originals
 
@@ -129,6 +129,10 @@ def timm(config: Params) -> Iterator[Finding]:
         from pipeline.models import timm_models
 
         yield Finding("timm", importlib.metadata.version("timm"), "\n".join(map(str, timm_models.faults(config.train))))
+    elif config.train.model.startswith(MINE):
+        from pipeline.models import own
+
+        yield Finding("network", config.train.model, "\n".join(map(str, own.faults(config.train))))
 
 
 def shared_memory(config: Params, size: int) -> Finding:

@@ -1,9 +1,12 @@
 """The names of the models, for modules that do not import torch. A test compares them with torchvision's list."""
 
+import re
 from dataclasses import dataclass
 
 TIMM = "timm/"  # before the name of a model of timm, which models/timm_models.py knows
 EXACT = "exact/"  # before the name of a model of timm in whole numbers, see models/exact.py
+MINE = "mine/"  # before a network of the user's own, see models/own.py: file, function, digits of the file's SHA-256
+OWN = re.compile(r"mine/([A-Za-z_]\w*\.py):([A-Za-z_]\w*)(?:@([0-9a-f]{16}))?", re.ASCII)
 EXACT_MODELS = tuple(f"{EXACT}tf_efficientnet_lite{number}" for number in range(5))
 
 # Every classification model of torchvision, sorted.
@@ -51,4 +54,4 @@ def source_model(model: str) -> str:
 
 def weights_file(model: str) -> str:
     """The name of the file in paths.weights that has the pretrained weights of a model."""
-    return f"{model.replace('/', '-')}.safetensors"
+    return f"{re.sub('[/:]', '-', re.sub('@[0-9a-f]{16}', '', model))}.safetensors"

@@ -99,6 +99,7 @@ class Paths(Section):
 
     inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)] = "data/inbox"
     pretrained: ClassVar[str] = "data/pretrained"  # weights that the user puts there
+    mine: ClassVar[str] = "data/mine"  # code of networks that the user writes there
     archives: ClassVar[str] = "data/archives"  # downloaded archives, named by their SHA-256; never versioned
     images: ClassVar[str] = "data/images"
     weights: ClassVar[str] = "data/weights"
@@ -293,8 +294,7 @@ def with_values(config: Params, values: Mapping[str, Any]) -> Params:
 
 def missing_settings(path: Path = FILE) -> str:
     """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
-    names = list(document.missing_keys(document.read(path), Params().model_dump(mode="json")))
-    if not names:
+    if not (names := list(document.missing_keys(document.read(path), Params().model_dump(mode="json")))):
         return ""
     remedy = "to see them: perennial params; the params.yaml of a new clone has their lines"
     return f"{path} lacks {', '.join(names)}; the default values are used; {remedy}"

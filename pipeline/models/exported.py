@@ -74,7 +74,8 @@ def load(models: Path) -> ExportedModel:
         raise damaged(weights, fault, REMEDY)
     model = f"the {model_json.model} with {len(model_json.classes)} classes of {path}"
     other_weights = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=RESTORE))
-    if len(model_json.classes) not in {len(tensor) for tensor in tensors.values() if tensor.ndim > 0}:
+    counts = {len(tensor) for tensor in tensors.values() if tensor.ndim > 0}
+    if len(model_json.classes) not in counts and "@" not in model_json.model:  # the user's own has any shapes
         raise other_weights  # before a model of so many classes is built
     net = network.build(model_json.model, len(model_json.classes), seed=0)
     try:

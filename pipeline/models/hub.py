@@ -8,7 +8,7 @@ library that has it. timm and transformers then refuse to load the model, with t
 import math
 from typing import Any
 
-from pipeline.config.model_names import EXACT, TIMM
+from pipeline.config.model_names import EXACT, MINE, TIMM
 from pipeline.config.params import Fit
 from pipeline.models.description import Description, View
 
@@ -47,7 +47,7 @@ def config(description: Description) -> dict[str, Any]:
     architecture, model_type = name or f"torchvision.models.{description.model}", "timm" if name else "torchvision"
     if loads_in_transformers(description.model):
         model_type = "timm_wrapper"
-    if description.model.startswith(EXACT):
+    if description.model.startswith((EXACT, MINE)):
         architecture, model_type = description.model, "perennial"
     normalizes_itself = description.model == "inception_v3"
     return {

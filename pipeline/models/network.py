@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.config.model_names import EXACT, EXACT_MODELS, TIMM
-from pipeline.dataset.normalization import Normalization
-from pipeline.models import exact, timm_models
+from pipeline.config.model_names import EXACT, EXACT_MODELS, MINE, OWN, TIMM
+from pipeline.dataset.normalization import IMAGENET, Normalization
+from pipeline.models import exact, own, timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -34,7 +34,7 @@ def is_known(name: str) -> bool:
     """Whether `build` can build the model."""
     if name.startswith(EXACT):
         return name in EXACT_MODELS
-    return timm_models.is_known(name) if name.startswith(TIMM) else name in names()
+    return timm_models.is_known(name) if name.startswith(TIMM) else name in names() or bool(OWN.fullmatch(name))
 
 
 def normalization(name: str) -> Normalization:
@@ -43,6 +43,8 @@ def normalization(name: str) -> Normalization:
         return exact.NORMALIZATION
     if name.startswith(TIMM):
         return timm_models.normalization(name)
+    if name.startswith(MINE):
+        return IMAGENET
     published: Any = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     return Normalization(tuple(published.mean), tuple(published.std))
 
@@ -59,6 +61,8 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if name.startswith(EXACT):
         return exact.build(name, classes)
+    if name.startswith(MINE):
+        return own.build(name, classes, seed)
     if name.startswith(TIMM):
         net: nn.Module = timm_models.build(name, classes)
         return net
@@ -70,7 +74,10 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
 
 def head(net: nn.Module) -> nn.Module:
     """The layer that maps to the classes: the one that timm names, or the last Linear or Conv2d of `modules()`."""
-    return timm_models.head(net) or [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
+    return (
+        timm_models.head(net)
+        or [nn.Identity(), *(m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d))][-1]
+    )
 
 
 def head_name(net: nn.Module) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.checks import machine, validity
-from pipeline.config.model_names import TIMM
+from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import frame, launchers, variables
@@ -77,12 +77,12 @@ def check_apex(settings: Train) -> None:
         raise UserError(*(Fault(key, value, "machine", reason, remedy=remedy) for key, value in choices.items()))
 
 
-def check_timm(settings: Train) -> None:
-    """Raise UserError if train.model is one of timm's, and cannot be trained."""
-    if settings.model.startswith(TIMM):
-        from pipeline.models import timm_models  # imports torch, which takes seconds
+def check_model(settings: Train) -> None:
+    """Raise UserError if train.model is one of timm's, or the user's own, and cannot be trained."""
+    if settings.model.startswith((TIMM, MINE)):
+        from pipeline.models import own, timm_models  # imports torch, which takes seconds
 
-        errors.raise_if_any(timm_models.faults(settings))
+        errors.raise_if_any(timm_models.faults(settings) + own.faults(settings))
 
 
 def on_this_node(run: Run) -> Run:
@@ -156,7 +156,7 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
             print(f"train: {note}", file=sys.stderr)
         variables.set_variables(config.train, arithmetic)
         check_apex(config.train)
-        check_timm(config.train)
+        check_model(config.train)
         if os.environ.keys() >= TORCHRUN:
             become_rank(name, config.run)
         run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)

@@ -147,7 +147,7 @@ def _name(config: Params, digits: str) -> str:
     settings = config.train
     experiment = os.environ.get("DVC_EXP_NAME", "")
     parts = (settings.model, settings.precision, settings.parallel, experiment, digits)
-    return "-".join(part.replace("/", "-") for part in parts if part)
+    return "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
 
 
 def _read_fingerprint(folder: Path) -> str:

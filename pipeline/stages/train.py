@@ -25,6 +25,7 @@ from pipeline.learning.state import Progress, export_weights, make_learner, make
 from pipeline.learning.task import open_dataset
 from pipeline.learning.validation import end_epoch
 from pipeline.loader.batches import Batch, train_batches
+from pipeline.models import own
 from pipeline.running import agreement, claim, frame, group, kernel_names, monitor, rendezvous, stopping
 from pipeline.running.failures import check_exported, check_losses_finite, explain_torch_errors
 from pipeline.running.job import Job, check_inputs
@@ -145,6 +146,7 @@ def run(config: Params) -> None:
             this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
+        config = own.pinned(config)
         dataset, where = open_dataset(config, data, world)
         job = Job(config, dataset, world, store, this_run, claim.read(world.is_main))
         model = make_model(config, data.classes, world)

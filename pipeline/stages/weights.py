@@ -1,6 +1,6 @@
 """Stage `weights`: pretrained weights for train.model, or a note that none are asked for.
 
-    perennial weights       writes into data/weights: <train.model>.safetensors, or none.txt
+    perennial weights       writes into data/weights: <train.model>.safetensors, or none.txt; code of one's own
 
 It is a stage of its own, so that another model does not bring the images again. A downloaded file is kept, so the stage
 runs again without a network.
@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import errors, files
-from pipeline.config.model_names import EXACT_MODELS, PACKAGED, TIMM, source_model, weights_file
+from pipeline.config.model_names import EXACT_MODELS, MINE, OWN, PACKAGED, TIMM, source_model, weights_file
 from pipeline.config.params import Params
 from pipeline.running import frame
 from pipeline.sources import fetch
@@ -19,11 +19,13 @@ from pipeline.sources import fetch
 def run(config: Params) -> None:
     """Fill `paths.weights`. Raises UserError if the weights cannot be had or read."""
     model, choice = config.train.model, config.train.weights
-    if model.startswith(TIMM):
-        from pipeline.models import timm_models  # imports torch, which takes seconds
+    if model.startswith((TIMM, MINE)):
+        from pipeline.models import own, timm_models  # imports torch, which takes seconds
 
-        errors.raise_if_any(timm_models.faults(config.train))
+        errors.raise_if_any(timm_models.faults(config.train) + own.faults(config.train))
     with files.atomic_folder(Path(config.paths.weights)) as folder:
+        if parts := OWN.fullmatch(model):
+            (folder / f"mine-{parts[1]}").write_bytes(Path(config.paths.mine, parts[1]).read_bytes())
         if choice == "none":  # DVC warns of an empty folder with every command
             files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
             print("weights: none are asked for; the model starts from random weights")

@@ -18,7 +18,7 @@ from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")
 DEMO = Path("results/demo")  # the recorded run of `perennial demo`: its params, its dvc.lock, and its figures
-CODE = ("pipeline", "requirements", "docker", "dvc.yaml")  # what a run is made by
+CODE = ("pipeline", "requirements", "docker", "dvc.yaml", "data/mine")  # what a run is made by
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself
 STAGES = ("split", "prepare", "train", "evaluate")
 MOST_SHOWN = 5

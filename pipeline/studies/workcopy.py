@@ -42,7 +42,7 @@ def project_files(project: Path = Path()) -> list[Path]:
     A file that is removed, and a submodule, is not among them.
     """
     tracked = programs.output("git", "ls-files", "-z", cwd=project)
-    new = programs.output("git", "ls-files", "-z", "--others", "--exclude-standard", "--", CODE, cwd=project)
+    new = programs.output("git", "ls-files", "-zo", "--exclude-standard", "--", CODE, params.Paths.mine, cwd=project)
     names = [Path(name) for name in f"{tracked}{new}".split("\0") if name]
     compiled = [path.relative_to(project) for path in project.glob(COMPILED)]
     return [*(name for name in names if (project / name).is_symlink() or (project / name).is_file()), *compiled]

@@ -74,7 +74,7 @@ def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
 
     Code is the files that dvc.yaml lists for the train stage. After a change of another file, a run can be resumed.
     """
-    weights = sorted(Path(config.paths.weights).glob("*.safetensors"))
+    weights = sorted([*Path(config.paths.weights).glob("*.safetensors"), *Path(config.paths.weights).glob("*.py")])
     features = Path(config.paths.features).glob("*.npy")
     data = {
         "SHA-256 of paths.packed": packed_digest,

@@ -20,6 +20,7 @@ CONTENT = (
     ".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "CITATION.cff", "LICENSE", "Makefile",
     "data/corrections.csv", "data/inbox/.gitignore", "data/pretrained/.gitignore", "docker", "docs/sweep.yaml",
     "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results/demo", "results/recipes",
+    "data/mine/.gitignore",
 )  # fmt: skip
 CODE = "pipeline"
 BRANCH = "perennial"
