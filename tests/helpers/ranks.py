@@ -3,9 +3,10 @@
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline.learning.environment import required_variables
 from tests.helpers import starts
 
 
@@ -23,13 +24,35 @@ def run_ranks(size: int, program: str, *arguments: str) -> None:
 
 def world_of(size: int, program: str, *arguments: str, logs: Sequence[Path] = ()) -> list[int | None]:
     """The exit statuses of the same processes. `logs`: a file for each one, for its output and errors."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared = {"WORLD_SIZE": str(size), **address, "TORCHELASTIC_RUN_ID": "test"}
-    words = [sys.executable, "-m", f"tests.ranks.{program}", *arguments]
+    return fork_world(size, [f"tests.ranks.{program}", *arguments], starts.PROJECT, logs)
+
+
+Place = Callable[[int], dict[str, str]]  # the variables of a rank
+
+
+def train(folder: Path, place: Place | None = None) -> Path:
+    """Train with two processes, without their launcher. `place`: what tells them their place, instead of torchrun's."""
+    assert fork_world(2, ["pipeline", "rank", "train"], folder, place=place) == [0, 0]
+    return folder
+
+
+def fork_world(
+    size: int, words: list[str], folder: Path, logs: Sequence[Path] = (), place: Place | None = None
+) -> list[int | None]:
+    """The exit statuses of `python -m <words>` in so many processes."""
+    port = str(free_port())
+
+    def of_torchrun(rank: int) -> dict[str, str]:
+        names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": "test"}
+        return {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
     processes = [
-        starts.fork(words, {**os.environ, **shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}, starts.PROJECT, *files)
+        starts.fork(
+            [sys.executable, "-m", *words],
+            {**os.environ, **required_variables(1, True), **(place or of_torchrun)(rank)}, folder, *files,
+        )
         for rank, files in zip(range(size), [(log, log) for log in logs] or size * [()], strict=True)
-    ]
+    ]  # fmt: skip
     for process in processes:
         process.join()
     return [process.exitcode for process in processes]
