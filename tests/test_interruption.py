@@ -68,8 +68,8 @@ def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3, *,
 TORCHRUN, SPAWN = {"run__launcher": "torchrun"}, {"run__launcher": "spawn"}
 RESTARTED = {**TORCHRUN, "run__max_restarts": 3}
 # What happens to one run, in turn: changed params, who gets a signal, and which.
-STRIKES = [(RESTARTED, "launcher", "USR1"), (SPAWN, "rank 0", "INT"), (SPAWN, "launcher", "KILL")]
-RESTARTABLE = [(RESTARTED, "rank 1", "TERM"), (TORCHRUN, "group", "KILL")]
+STRIKES = [(RESTARTED, "launcher", "USR1"), (SPAWN, "launcher", "KILL")]
+MORE = [(RESTARTED, "rank 1", "TERM"), (TORCHRUN, "group", "KILL"), (SPAWN, "rank 0", "INT")]
 FROZEN = [("rank 0", "STOP"), ("rank 1", "STOP"), ("frozen ranks", "TERM")]
 EACH = [("rank 0", "KILL"), *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL"))]
 # Two runs, because each strike takes an epoch, and a run has twenty.
@@ -77,7 +77,7 @@ OTHERS = [
     [(lines, *each) for each in EACH if (lines, *each) not in STRIKES]
     + [({**lines, "run__timeout_seconds": 20}, *each) for each in FROZEN]
     + more
-    for lines, more in ((TORCHRUN, []), (SPAWN, RESTARTABLE))
+    for lines, more in ((TORCHRUN, []), (SPAWN, MORE))
 ]
 NIGHTLY = pytest.mark.nightly("further pairs of launcher, process and signal; make test has each signal and launcher")
 

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def stage_of(run: subprocess.Popen[bytes], stage: str) -> psutil.Process | None:
     return None
 
 
-def entries(lock: Path) -> dict[str, Any]:
+def entries(lock: Path) -> Mapping[str, Any]:
     """What a dvc.lock says of each stage; nothing if it is missing, or cut, which the next run repairs."""
     with suppress(UserError):
         return dvc_lock.entries(lock)
@@ -107,7 +107,7 @@ def test_a_battered_run_ends_with_the_lock_of_a_straight_one(straight: Path, tmp
     for path, damaged in ((flipped, bytes([content[0] ^ 1]) + content[1:]), (emptied, b"")):
         path.chmod(0o644)
         path.write_bytes(damaged)
-    set_params(folder, run__launcher="spawn", run__processes=1)
+    set_params(folder, run__launcher="spawn", run__processes=3)
     with started(folder, REPRO):
         pass
     log += said(folder)
@@ -151,9 +151,10 @@ def test_killed_at_drawn_moments_it_goes_on_to_the_same_lock(straight: Path, tmp
                 with suppress(ProcessLookupError, psutil.Error):  # it has just ended
                     if target == "group":
                         os.killpg(run.pid, number)
+                    elif target == "run":
+                        run.send_signal(number)
                     else:
-                        ranks = rank_processes(work) if target == "rank" else []
-                        [run, work, *ranks][{"run": 0, "stage": 1}.get(target, -1)].send_signal(number)
+                        [work, *rank_processes(work)][-1 if target == "rank" else 0].send_signal(number)
         assert entries(folder / "dvc.lock").items() <= entries(straight).items(), said(folder)
     with started(folder, REPRO) as run:
         pass

@@ -36,7 +36,7 @@ from tests.helpers.trainings import ALONE, CLASSES, launch, outputs, small_world
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on two processes."""
-    lines = {"train__parallel": "ddp", "run__processes": 2, "run__log_steps": 2}
+    lines: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "run__log_steps": 2}
     return train(small_world(tmp_path_factory.mktemp("trained"), **lines))
 
 
