@@ -18,9 +18,10 @@ from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.learning import results, state, validation
+from pipeline.learning import collectives, results, state, validation
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
+from pipeline.learning.world import World
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.running import failures
@@ -168,6 +169,25 @@ def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Pa
         launch_.become_rank("train", run)
 
 
-def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:
-    """One that left alone would let the others wait for its part of an exchange."""
-    run_ranks(2, "broken_loss")
+def test_a_loss_that_one_process_sees_broken_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All read the same. Rank 0 alone asks for a checkpoint, and each one may ask to stop."""
+    sent: list[torch.Tensor] = []
+
+    def read(rank: int, broken_step: int, is_late: bool, stop: int) -> tuple[int, bool, int]:
+        world, totals = World(rank, rank, 2, ALONE.device), Totals.zero(ALONE.device, 2)
+        totals.broken_step.fill_(broken_step)
+        (reading,) = Readout(world, is_delayed=False).read(8, totals, is_late, stop, at_once=False)
+        return reading.broken_step, reading.is_late, reading.stop
+
+    def all_reduce_max(flags: torch.Tensor) -> torch.Tensor:
+        sent.append(flags)
+        return torch.stack(sent).amax(0)
+
+    monkeypatch.setattr(collectives, "all_reduce_max", all_reduce_max)
+    cases = [(0, -1, False, 0), (1, 7, True, 1)]
+    for case in cases:
+        read(*case)
+    assert [read(*case) for case in cases] == [(7, False, 1)] * 2
+    with refuses(("train.lr", "value")) as error:
+        failures.check_losses_finite(7, params.load().train)
+    assert "step 7 " in error.value.faults[0].reason
