@@ -29,7 +29,7 @@ from pipeline.running import launch as launch_
 from pipeline.running.job import Job
 from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
-from tests.helpers.ranks import run_ranks, train
+from tests.helpers.ranks import train
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, CLASSES, launch, outputs, small_world
 
@@ -106,13 +106,6 @@ def test_a_training_says_what_it_will_do_and_exports_the_best_epoch(tmp_path: Pa
         accuracies.index(max(accuracies)) + 1,
         max(accuracies),
     )
-
-
-def test_all_processes_save_or_none(finished_run: Path, tmp_path: Path) -> None:
-    """The clock of rank 0 decides. That of the other process says at every step that it is time to save."""
-    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__log_steps=1)
-    run_ranks(2, "own_clock", str(folder))
-    assert outputs(folder) == outputs(finished_run)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
