@@ -172,7 +172,8 @@ def in_a_slurm_step(rank: int) -> dict[str, str]:
 
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two processes in one folder, with the variables of srun, write the bytes of torchrun."""
-    assert outputs(train_ranks(small_world(tmp_path, **TWO, run__launcher="slurm"), in_a_slurm_step)) == one_node
+    folder = small_world(tmp_path, **TWO, run__launcher="slurm")
+    assert outputs(train_ranks(folder, [in_a_slurm_step(rank) for rank in (0, 1)])) == one_node
 
 
 FIRST_HOSTS = {

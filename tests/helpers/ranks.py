@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.learning.environment import required_variables
@@ -17,6 +17,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def of_torchrun(size: int) -> list[dict[str, str]]:
+    """The variables with which torchrun tells each of so many processes its place."""
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = map(str, range(size))
+    return [{**shared, "TORCHELASTIC_RUN_ID": "test", "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
+
+
 def run_ranks(size: int, program: str, *arguments: str) -> None:
     """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
     assert world_of(size, program, *arguments) == [0] * size
@@ -24,35 +31,24 @@ def run_ranks(size: int, program: str, *arguments: str) -> None:
 
 def world_of(size: int, program: str, *arguments: str, logs: Sequence[Path] = ()) -> list[int | None]:
     """The exit statuses of the same processes. `logs`: a file for each one, for its output and errors."""
-    return fork_world(size, [f"tests.ranks.{program}", *arguments], starts.PROJECT, logs)
+    return fork_world([f"tests.ranks.{program}", *arguments], starts.PROJECT, of_torchrun(size), logs)
 
 
-Place = Callable[[int], dict[str, str]]  # the variables of a rank
-
-
-def train(folder: Path, place: Place | None = None) -> Path:
-    """Train with two processes, without their launcher. `place`: what tells them their place, instead of torchrun's."""
-    assert fork_world(2, ["pipeline", "rank", "train"], folder, place=place) == [0, 0]
+def train(folder: Path, places: Sequence[dict[str, str]] = ()) -> Path:
+    """Train with two processes, without their launcher. `places`: other variables than torchrun's."""
+    variables = [{**required_variables(1, True), **place} for place in places or of_torchrun(2)]
+    assert fork_world(["pipeline", "rank", "train"], folder, variables) == [0, 0]
     return folder
 
 
 def fork_world(
-    size: int, words: list[str], folder: Path, logs: Sequence[Path] = (), place: Place | None = None
+    words: list[str], folder: Path, variables: Sequence[dict[str, str]], logs: Sequence[Path] = ()
 ) -> list[int | None]:
-    """The exit statuses of `python -m <words>` in so many processes."""
-    port = str(free_port())
-
-    def of_torchrun(rank: int) -> dict[str, str]:
-        names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": "test"}
-        return {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
+    """The exit statuses of `python -m <words>`, once with each of these variables."""
     processes = [
-        starts.fork(
-            [sys.executable, "-m", *words],
-            {**os.environ, **required_variables(1, True), **(place or of_torchrun)(rank)}, folder, *files,
-        )
-        for rank, files in zip(range(size), [(log, log) for log in logs] or size * [()], strict=True)
-    ]  # fmt: skip
+        starts.fork([sys.executable, "-m", *words], {**os.environ, **own}, folder, *files)
+        for own, files in zip(variables, [(log, log) for log in logs] or len(variables) * [()], strict=True)
+    ]
     for process in processes:
         process.join()
     return [process.exitcode for process in processes]
