@@ -5,12 +5,12 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import fsspec.core
@@ -18,35 +18,16 @@ import pytest
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.running import checkpoint_copy
+from pipeline.config.params import Params
+from pipeline.dataset import packed
+from pipeline.running import checkpoint_copy, runs
 from pipeline.running.runs import Run
+from pipeline.versioning import identity
 from tests.helpers import buckets
-from tests.helpers.trainings import LONG, gone, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
+from tests.helpers.refusals import refuses
+from tests.helpers.trainings import LONG, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
 
 KEY = "run.checkpoint_copy"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run, without copies."""
-    folder = small_world(tmp_path_factory.mktemp("whole"), **LONG)
-    launch(folder)
-    return folder
-
-
-def world(folder: Path, address: object, **changes: Any) -> Path:
-    """The same run with copies at this address."""
-    return small_world(folder, **LONG, **changes, run__checkpoint_copy=str(address))
-
-
-def stop(folder: Path, number: signal.Signals, epoch: int) -> int:
-    """Start a run, and send the launcher a signal after an epoch. Its exit status."""
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder, epoch)
-    launcher.send_signal(number)
-    status = launcher.wait(600)
-    wait_for(lambda: gone(folder), "orphans")
-    return status
 
 
 def names(copies: Path) -> list[str]:
@@ -54,77 +35,75 @@ def names(copies: Path) -> list[str]:
     return sorted(path.name for path in copies.glob("*/*.pt"))
 
 
-def saved_step(folder: Path) -> str:
-    """The step at which a run has stopped, in its own words."""
+def stop(launcher: subprocess.Popen[str], folder: Path) -> str:
+    """Ask a training to stop. Returns the step at which it has stopped, in its own words."""
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
     (step,) = re.findall(r"saved at (step \d+) of", messages(folder))
     return str(step)
 
 
-def test_a_run_goes_on_at_another_machine_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    """After a stop the copy has the last step. The first machine goes on where the second one has stopped.
-
-    The copies are removed with the checkpoint.
-    """
+def test_a_run_goes_on_at_another_machine_to_the_same_bytes(tmp_path: Path) -> None:
+    """After a stop the copy has the last step. A damaged copy is left out for the one before, as a checkpoint is."""
     copies = tmp_path / "copies"
-    first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
-    assert stop(first, signal.SIGTERM, 2) == 75
+    whole = small_world(tmp_path / "whole", **LONG)
+    first, second = (small_world(tmp_path / name, **LONG, run__checkpoint_copy=str(copies)) for name in ("a", "b"))
+    launch(whole)
+    launcher = start(first)
+    wait_for_epoch(launcher, first, 2)
+    step = stop(launcher, first)
     (saved,) = first.glob("runs/*/checkpoint.pt")
     (newest,) = copies.glob("*/checkpoint.pt")
-    assert newest.read_bytes() == saved.read_bytes()
-    assert stop(second, signal.SIGTERM, 8) == 75
-    assert f"going on from {saved_step(first)}" in messages(second)
-    (saved,) = second.glob("runs/*/checkpoint.pt")
-    assert newest.read_bytes() == saved.read_bytes()
-    assert names(copies) == ["checkpoint.pt", "previous-checkpoint.pt"]
-    done = launch(first)
-    assert f"going on from {saved_step(second)}" in done.stderr
-    assert outputs(first) == outputs(whole)
-    assert names(copies) == []
-
-
-def test_a_damaged_copy_is_left_out_for_the_one_before(whole: Path, tmp_path: Path) -> None:
-    """As a damaged checkpoint is."""
-    copies = tmp_path / "copies"
-    first, second = (world(tmp_path / name, copies) for name in ("first", "second"))
-    assert stop(first, signal.SIGTERM, 2) == 75
-    (newest,) = copies.glob("*/checkpoint.pt")
     content = newest.read_bytes()
+    assert content == saved.read_bytes()
     newest.with_name("previous-checkpoint.pt").write_bytes(content)
     newest.write_bytes(content[:-1])
     done = launch(second)
     assert "is damaged" in done.stderr
-    assert f"going on from {saved_step(first)}" in done.stderr
+    assert f"going on from {step}" in done.stderr
     assert outputs(second) == outputs(whole)
+    assert names(copies) == []
 
 
-def test_a_forced_start_copies_no_checkpoint_of_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """The params of a training in the working folder."""
+    monkeypatch.chdir(small_world(tmp_path / "run"))
+    monkeypatch.setattr(checkpoint_copy, "CHECK_SECONDS", 0.01)
+    return params.load()
+
+
+def copying_to(config: Params, address: object) -> AbstractContextManager[None]:
+    return checkpoint_copy.keep(config, config.run.model_copy(update={"checkpoint_copy": str(address)}))
+
+
+def test_a_forced_start_copies_no_checkpoint_of_the_run_before(
+    config: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the next start would find the end of a training that was to begin anew."""
-    copies = tmp_path / "copies"
-    folder = world(tmp_path / "run", copies)
-    assert stop(folder, signal.SIGTERM, 2) == 75
-    monkeypatch.chdir(folder)
+    copies, data = tmp_path / "copies", packed.load(Path(config.paths.packed), Path(config.paths.split))
+    run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))
+    files.write_text(run.checkpoint, "-" * 40)
+    with copying_to(config, copies):
+        pass
+    assert names(copies) == ["checkpoint.pt"]
     monkeypatch.setattr(Run, "is_recorded", lambda run: True)
-    config = params.load()
-    (saved,) = folder.glob("runs/*/checkpoint.pt")
-    with suppress(KeyboardInterrupt), checkpoint_copy.keep(config, config.run):
-        time.sleep(2 * checkpoint_copy.CHECK_SECONDS)
+    with suppress(KeyboardInterrupt), copying_to(config, copies):
+        time.sleep(0.1)
         raise KeyboardInterrupt
     assert names(copies) == []
-    with checkpoint_copy.keep(config, config.run):
-        saved.write_bytes(saved.read_bytes())  # a new one
+    with copying_to(config, copies):
+        files.write_text(run.checkpoint, "-" * 40)  # a new one
         wait_for(lambda: names(copies) == ["checkpoint.pt"], "the new checkpoint was not copied")
     assert names(copies) == ["checkpoint.pt"]
 
 
 @pytest.mark.parametrize("address", ["a-file", "{here}/params.yaml/runs"])
-def test_an_address_where_nothing_can_be_written_is_refused(tmp_path: Path, address: str) -> None:
+def test_an_address_where_nothing_can_be_written_is_refused(config: Params, tmp_path: Path, address: str) -> None:
     """Before any process starts, by the name of the setting."""
-    folder = world(tmp_path, address.format(here=tmp_path))
-    (tmp_path / "a-file").touch()
-    done = launch(folder, check=False)
-    assert done.returncode == 1
-    assert f"{KEY}: {address.format(here=tmp_path)}" in done.stderr
-    assert not (folder / "runs").exists()
+    Path("a-file").touch()
+    with refuses((KEY, "machine")), copying_to(config, address.format(here=Path.cwd())):
+        pytest.fail("processes are started")
 
 
 def test_a_finished_training_does_not_wait_for_a_place_that_has_failed(
@@ -229,10 +208,8 @@ def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storag
     launcher = start(first)
     wait_for(lambda: f"{KEY}: " in messages(first) or launcher.poll() is not None, "no failure was reported")
     storage.fails = False
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(first)
+    saved = stop(launcher, first)
     assert messages(first).count(f"{KEY}: ") == 1
-    saved = saved_step(first)
     shutil.rmtree(first)  # the machine is lost
     done = launch(second)
     assert f"{KEY} ({address})" in done.stderr

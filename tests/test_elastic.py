@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.learning import elastic
 from pipeline.learning.world import World, share
-from tests.conftest import set_params
 from tests.helpers.ranks import run_ranks
-from tests.helpers.trainings import launch, outputs, small_world, stop_in_epoch
 
 STEPS, SHARDS, IMAGES = 4, 4, 12
 
@@ -119,31 +117,3 @@ def test_a_bucket_has_25_mebibytes_at_most(sizes: list[int], groups: list[list[i
     """From the last parameter to the first; one number more begins another bucket."""
     made = elastic.buckets([torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes])
     assert [[sizes.index(parameter.numel()) for parameter in bucket] for bucket in made] == groups
-
-
-LINES: dict[str, Any] = {
-    "train__parallel": "elastic", "train__shards": 4, "train__epochs": 8, "train__mixup": 0.2, "run__log_steps": 2,
-    "train__model": "mobilenet_v3_small",  # its BatchNorm works with two images
-}  # fmt: skip
-
-
-@pytest.mark.slow("starts of two and three processes; make test compares the weights of one and three")
-@pytest.mark.parametrize(
-    ("stops", "last"),
-    [([(3, 2)], 2), pytest.param([(4, 1), (2, 3)], 3, marks=pytest.mark.nightly("the same with two stops, on four"))],
-)
-def test_a_run_moves_to_another_number_of_processes_in_the_middle(
-    tmp_path: Path, stops: list[tuple[int, int]], last: int
-) -> None:
-    """A run that is stopped on so many processes, in these epochs, has the bytes of one process, and one run folder."""
-    straight = small_world(tmp_path / "straight", **LINES)
-    launch(straight)
-    folder = small_world(tmp_path / "moved", **LINES)
-    for count, epoch in stops:
-        set_params(folder, run__processes=count)
-        stop_in_epoch(folder, epoch)
-    set_params(folder, run__processes=last)
-    again = launch(folder)
-    assert "going on from step" in again.stderr
-    assert outputs(folder) == outputs(straight)
-    assert len(list((folder / "runs").iterdir())) == 1

@@ -105,9 +105,7 @@ def commit_changed_code(project: Path, old: str, new: str) -> None:
 def test_other_bytes_are_no_significant_difference_or_a_lower_accuracy(
     project: Path, factor: str, options: tuple[str, ...], status: int, result: str
 ) -> None:
-    """Other rounding of a learning rate, as of a machine that computes it in another way, gives accuracies that a
-    t-test does not tell from the recorded ones; code that learns nothing gives lower ones.
-    """
+    """Other rounding of a learning rate, as of another machine; and code that learns nothing."""
     commit_changed_code(project, RATE[1], f"reference else lr * {factor}\n")
     done = verify(project, "elsewhere", *options)
     assert done.returncode == status, done.stdout + done.stderr
@@ -223,12 +221,8 @@ def test_figures_of_another_recipe_are_refused_by_name(
     faults: list[tuple[object, Kind]] = [(f"{figures}{key}", "differs") for key in keys]
     with refuses(*faults):
         seeds.read(config(**changes), stage_hashes, accuracy)
-
-
-def test_figures_of_one_seed_are_refused(figures: Path) -> None:
-    """One accuracy has no spread."""
     seeds.write(figures, config(), STAGE_HASHES, {0: 0.5})
-    with refuses((figures, "value")):
+    with refuses((figures, "value")):  # one accuracy has no spread
         seeds.read(config(), STAGE_HASHES, 0.5)
 
 
@@ -247,12 +241,9 @@ def test_the_p_value_is_that_of_the_one_sided_t_test() -> None:
     assert seeds.detectable_drop(flat, flat) == 0
 
 
-@pytest.mark.parametrize(("count", "other"), [(2, 2), (5, 5), (3, 10)])
+@pytest.mark.parametrize(("count", "other"), [(2, 2), (3, 10)])
 def test_a_visible_drop_is_found_in_four_of_five_cases(count: int, other: int) -> None:
-    """20,000 drawn comparisons with this drop of the mean; with none, one in twenty is called significantly lower.
-
-    The first drawn pair has the p-value of the project's own test.
-    """
+    """20,000 drawn comparisons with this drop of the mean; with none, one in twenty is called significantly lower."""
     deviation, random = 0.01, np.random.default_rng(0)
     drop = seeds.detectable_drop(Spread(count, 0.9, deviation), Spread(other, 0.9, deviation))
     original = random.normal(0.9, deviation, (20_000, other))

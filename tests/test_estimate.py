@@ -50,10 +50,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("inbox")
 def test_the_steps_are_real_with_two_processes(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes meet, train and validate on random images; the report has the total first, then its parts.
-
-    More classes than images in a batch are no hindrance, also where each class has a weight.
-    """
+    """Two processes meet, train and validate on random images, also with more weighted classes than in a batch."""
     changes = {"train__parallel": "ddp", "run__processes": 2, "train__class_weights": "balanced"}
     config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
@@ -76,22 +73,18 @@ def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch
     assert len(lines) == 2
 
 
-@pytest.mark.slow("two processes that import torch, and fail; make test measures with two")
 def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    """If one process fails, all are ended, and the error says that its message is above."""
-    broken = on_cpu(raw, train__model="alexnet", train__crop=16, train__parallel="ddp", run__processes=2)
+    """The error says that the message of the process is above."""
+    broken = on_cpu(raw, train__model="alexnet", train__crop=16)
     with refuses(("estimate", "failed")):
-        estimate.measure_times(params.parse(broken), 2)
+        estimate.measure_times(params.parse(broken), 1)
     assert "Output size is too small" in capfd.readouterr().err
 
 
 def test_images_are_counted_where_the_params_say(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An archive before its download is not known; then its images count; the inbox and drawn images are known. The
-    list that a run with `data.source: folder` leaves is none of another source. An inbox is empty if it holds only
-    files that `dvc add` wrote.
-    """
+    """An archive before its download is not known. The list that another source leaves is none of its own."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/corrections.csv").write_text(corrections.EMPTY)
@@ -113,9 +106,7 @@ def test_images_are_counted_where_the_params_say(
 
 
 def test_videos_and_sidecars_are_no_images(tmp_path: Path) -> None:
-    """What a phone writes beside a photo is not counted, and is not decoded for the estimate; an image may have any
-    name.
-    """
+    """What a phone writes beside a photo is not counted, and not decoded. An image may have any name."""
     two_classes(tmp_path)
     first = min((tmp_path / "cat").iterdir())
     first.unlink()
@@ -129,9 +120,7 @@ def test_videos_and_sidecars_are_no_images(tmp_path: Path) -> None:
 
 
 def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
-    """Folders train, val and test keep their images; class folders are split as split.fractions says; so is train,
-    if val is missing.
-    """
+    """Folders train, val and test keep their images; class folders are split, and so is train if val is missing."""
     for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "val/b", "test/a", "test/b"]):
         put(tmp_path / folder / f"{seed}.png", seed)
     tenths = settings(folds=1)

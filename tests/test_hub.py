@@ -144,21 +144,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ANOTHER_WAY = pytest.mark.slow("imports torch and another library for seconds; make test has onnxruntime")
 WAYS = re.findall(r"^(\w+):\n\n```python\n(.*?)```", (PROJECT / "docs/hand-on.md").read_text(), re.M | re.S)
+RUN_ALL = "import json, sys\nfor code in json.loads(sys.argv[1]): exec(code, {})"
 
 
 @needs_transformers
-@pytest.mark.parametrize(
-    "way", [way if way == "onnxruntime" else pytest.param(way, marks=ANOTHER_WAY) for way, _ in WAYS]
-)
-def test_the_lines_of_the_documentation_run(way: str, folder: Path) -> None:
+@pytest.mark.slow("imports torch and other libraries for seconds; make test has their models in this process")
+def test_the_lines_of_the_documentation_run(folder: Path) -> None:
     """In a process and a folder without this project, they print the class. All of them print the same one."""
-    done = subprocess.run(
-        [sys.executable, "-c", dict(WAYS)[way]], cwd=folder, capture_output=True, encoding="utf-8", check=False
-    )
+    command = [sys.executable, "-c", RUN_ALL, json.dumps([code for _, code in WAYS])]
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "daisy\n"
+    assert done.stdout == "daisy\n" * 4, WAYS
 
 
 @pytest.mark.parametrize("fit", get_args(params.Fit))
@@ -178,7 +175,8 @@ def test_timm_sees_what_the_card_says(fit: params.Fit) -> None:
         assert np.abs(np.asarray(seen).transpose(2, 0, 1) - pixels).max() < 1e-3
 
 
-FILLED = pytest.mark.nightly("fills a RegNet with up to 2.6 GB of random weights; make test has the smallest one")
+OTHERS = pytest.mark.nightly("each of 80 models is built twice; make test has one of each family, and strangers")
+TABLE = {*QUICK, "convnext_tiny", "efficientnet_b0", "inception_v3", "mobilenet_v3_small", "squeezenet1_1", "vgg11"}
 
 
 def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -199,11 +197,7 @@ def has_timms_tensors(model: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(name, marks=FILLED) if name.startswith(hub.RENAMED_PREFIX) and name not in QUICK else name
-        for name in model_names.MODELS
-    ],
+    "model", [name if name in TABLE else pytest.param(name, marks=OTHERS) for name in model_names.MODELS]
 )
 def test_the_table_has_every_model_with_the_layers_of_timms(model: str) -> None:
     """Tensors' names and shapes are equal for each entry, and differ for each other model of the same name."""

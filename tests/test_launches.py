@@ -53,11 +53,7 @@ def test_a_batch_takes_few_launches(
     ["resnet18", pytest.param("resnet34", marks=pytest.mark.nightly("another model; make test has the smaller one"))],
 )
 def test_a_step_takes_few_launches(model: str, parallel: str, memory_format: str) -> None:
-    """As many as the documents say, or few less. Buffers and gradients are copied many at a time.
-
-    With graphs, the forward and the backward pass of a microbatch are one launch. The rest: copies, totals, the
-    optimizer.
-    """
+    """As many as the documents say, or few less. Buffers and gradients are copied many at a time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
     try:

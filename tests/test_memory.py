@@ -152,8 +152,7 @@ SLOW_ENCODER = pytest.mark.nightly("x265 takes 20 seconds to write it; make test
     ],
 )
 def test_the_estimate_does_not_need_the_margin_for_comments(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """In a process of its own, where no memory is left from an earlier image, the peak of a costly image of noise is
-    below the estimate without the 64 MB for comments."""
+    """In a process of its own, the peak of a costly image is below the estimate without the 64 MB for comments."""
     if name.endswith(".heic"):
         decoders._heif()
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 4), np.uint8)

@@ -6,10 +6,8 @@ A node is a folder on this machine with its own params and data. The launchers a
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.learning import determinism
 from pipeline.learning.world import World
-from pipeline.running import rendezvous
+from pipeline.running import launchers, rendezvous
 from pipeline.running.rendezvous import check_size
 from pipeline.stages import train
 from tests.conftest import on_cpu
@@ -30,6 +28,7 @@ from tests.faults import network
 from tests.helpers import slurm
 from tests.helpers.nodes import TRAIN, TWO, nodes, start
 from tests.helpers.ranks import free_port
+from tests.helpers.ranks import train as train_ranks
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, messages, outputs, small_world, wait_for, wait_for_epoch
 from tests.helpers.trainings import start as start_training
@@ -49,9 +48,7 @@ def finish(*processes: subprocess.Popen[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The outputs of two processes on one node."""
-    folder = small_world(tmp_path_factory.mktemp("one_node"), **TWO)
-    launch(folder)
-    return outputs(folder)
+    return outputs(train_ranks(small_world(tmp_path_factory.mktemp("one_node"), **TWO)))
 
 
 SPAWN = pytest.param("spawn", marks=pytest.mark.nightly("the same for another launcher; make test has torchrun"))
@@ -59,10 +56,7 @@ SPAWN = pytest.param("spawn", marks=pytest.mark.nightly("the same for another la
 
 @pytest.mark.parametrize("launcher", ["torchrun", SPAWN])
 def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path, launcher: str) -> None:
-    """Two launchers with one process each: the first node writes what one node would, the other nothing.
-
-    One node has the backend of the device, these name it.
-    """
+    """Two launchers with one process each: the first node writes what one node would, the other nothing."""
     first, second = nodes(tmp_path, run__launcher=launcher, train__backend="gloo")
     _, words = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
@@ -71,6 +65,7 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     assert "epoch" not in words
 
 
+@pytest.mark.nightly("two launchers of the same training; make test has two nodes that write the bytes of one")
 def test_a_cluster_gives_a_node_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two nodes in one folder, as of a shared volume: the same params, and the variables of a TrainJob of Kubeflow."""
     host, port = "127.0.0.1", str(free_port())
@@ -106,22 +101,6 @@ def test_another_number_of_processes_than_the_params_say_is_refused(
     monkeypatch.setattr(determinism, "make_deterministic", lambda *_: None)  # this process is that of the tests
     with refuses(("run.processes", "differs")):  # before the processes wait for each other
         train.run(params.parse(on_cpu(raw, **TWO, run__timeout_seconds=1)))
-
-
-@pytest.mark.nightly("two to four starts of torchrun; make test has two nodes that write the bytes of one")
-def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
-    first, second = nodes(tmp_path, run__timeout_seconds=60)
-    running = [start_training(first), start_training(second)]
-    wait_for_epoch(running[0], first)
-    wait_for(lambda: list(first.glob("runs/*/checkpoint.pt")), "no checkpoint")
-    for process in running:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert not (first / "models").exists()
-    words, _ = finish(start(first, TRAIN), start(second, TRAIN))
-    assert "going on from step" in words
-    assert outputs(first) == one_node
 
 
 @pytest.mark.nightly("trains long enough to be killed, twice; make test-ci loses a node")
@@ -194,22 +173,18 @@ def in_a_slurm_step(rank: int) -> dict[str, str]:
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two processes in one folder, with the variables of srun, write the bytes of torchrun."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
-    command = [sys.executable, "-m", "pipeline", "rank", "train"]
-    finish(*(start(folder, command, **in_a_slurm_step(rank)) for rank in (0, 1)))
-    assert outputs(folder) == one_node
+    assert outputs(train_ranks(folder, [in_a_slurm_step(rank) for rank in (0, 1)])) == one_node
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "first"),
-    [
-        ("localhost", "localhost"), ("a,b", "a"), ("gpu7", "gpu7"), ("gpu[07-09,12],cpu1", "gpu07"),
-        ("node[1,3]", "node1"), ("node[10-12]", "node10"), ("n[1-2]-ib", "n1-ib"), ("cpu-1.x.org,b", "cpu-1.x.org"),
-        ("rack1n[3-4],rack2n3", "rack1n3"), ("rack[1-2]n[3-4]", "rack1n3"), ("r[01,3]n[3-4]x,b", "r01n3x"),
-    ],
-)  # fmt: skip
-def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
-    """Node lists with names, lists and ranges give their first host."""
-    assert rendezvous.first_host(nodelist) == first
+FIRST_HOSTS = {
+    "localhost": "localhost", "a,b": "a", "gpu[07-09,12],cpu1": "gpu07", "node[1,3]": "node1", "node[10-12]": "node10",
+    "n[1-2]-ib": "n1-ib", "cpu-1.x.org,b": "cpu-1.x.org", "rack1n[3-4],rack2n3": "rack1n3",
+    "rack[1-2]n[3-4]": "rack1n3", "r[01,3]n[3-4]x,b": "r01n3x",
+}  # fmt: skip
+
+
+def test_the_first_host_of_a_node_list() -> None:
+    assert {nodes: rendezvous.first_host(nodes) for nodes in FIRST_HOSTS} == FIRST_HOSTS
 
 
 def test_the_interface_that_leads_to_a_host() -> None:
@@ -222,22 +197,24 @@ def test_the_interface_that_leads_to_a_host() -> None:
 
 
 @pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
-def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
+def test_slurm_outside_a_job_is_refused(
+    inside: dict[str, str], raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """run.launcher: slurm outside a job."""
-    folder = small_world(tmp_path, **TWO, run__launcher="slurm")
-    process = start(folder, TRAIN, **inside)
-    assert process.communicate()[1].startswith("train: run.launcher: slurm: ")
-    assert process.returncode == 1
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name, value in inside.items():
+        monkeypatch.setenv(name, value)
+    with refuses(("run.launcher", "machine")):
+        launchers.LAUNCHERS["slurm"](
+            ("pipeline", "rank", "train"), params.parse(on_cpu(raw, **TWO, run__launcher="slurm")).run
+        )
 
 
-@pytest.mark.nightly("waits of a cut cable, and up to four starts; make test has two nodes that write the bytes of one")
-@pytest.mark.parametrize("name", ["cable cut for 12 s, with restarts", "node 0 killed"])
-def test_a_network_that_fails_costs_no_byte(name: str, tmp_path: Path) -> None:
+@pytest.mark.nightly("waits of a cut cable, and up to four starts; make test has two nodes")
+@pytest.mark.parametrize("case", network.CASES, ids=lambda case: case.name)
+def test_a_network_that_fails_costs_no_byte(case: network.Case, tmp_path: Path) -> None:
     """Nodes with addresses of their own: launchers start again by themselves, or say which node has ended."""
-    (case,) = (case for case in network.CASES if case.name == name)
-    outcome = network.run_case(case, tmp_path)
-    assert outcome.expected, outcome
-    assert outcome.same, outcome
+    network.check(case, tmp_path)
 
 
 SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
@@ -245,9 +222,7 @@ SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
 
 @pytest.mark.nightly("a cluster that has to start; make test gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
-    """In jobs of sbatch (one node) and salloc (two) of a real cluster, srun starts two tasks. They write the bytes of
-    torchrun.
-    """
+    """In jobs of sbatch (one node) and salloc (two) of a real cluster, srun starts two tasks."""
     batch = small_world(tmp_path / "batch", **TWO, run__launcher="slurm")
     allocated = small_world(tmp_path / "allocated", **TWO, run__launcher="slurm", run__nodes=2)
     in_a_batch = ["sbatch", "--wait", "--ntasks=2", "--nodes=1", "--output=job.log", f"--wrap={shlex.join(TRAIN)}"]

@@ -1,21 +1,24 @@
 """The folder of a run: a name that a person reads, a fingerprint that is compared as a whole."""
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from pipeline.attest import comparison
-from pipeline.base import locks
+from pipeline.base import files, locks
 from pipeline.base.errors import UserError
 from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.dataset import packed
 from pipeline.running import provenance, runs
 from pipeline.running.runs import Run, find_run
+from pipeline.versioning import identity
 from tests.conftest import change, on_cpu, read_params
-from tests.helpers.trainings import ALONE
+from tests.helpers.trainings import ALONE, small_world
 
 DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight digits are the same
 
@@ -97,6 +100,26 @@ def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest
         runs.clean(config)
     assert sorted(folder.name for folder in Path("runs").iterdir()) == ["held", "photos"]
     assert f"runs/held: process {os.getpid()} does what it says" in capsys.readouterr().err
+
+
+def test_clean_runs_removes_what_nothing_would_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stale and finished folders, and it says how much that freed. What a start with these params resumes stays."""
+    monkeypatch.chdir(small_world(tmp_path / "world"))
+    config = params.load()
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    run = find_run(config, identity.digest(identity.training_parts(config, data.digest)))
+    run.begin()
+    run.checkpoint.touch()
+    files.write_text(Path("runs/stale", runs.FINGERPRINT), "0" * 64)
+    Path("runs/stale", runs.CHECKPOINT).write_bytes(bytes(2_500_000))
+    runs.clean(config)
+    assert [*Path("runs").iterdir()] == [run.folder]
+    assert re.findall(r"[\d.]+", capsys.readouterr().out) == ["1", "2.5"]  # folders, MB
+    run.checkpoint.unlink()  # it has finished
+    runs.clean(config)
+    assert not [*Path("runs").iterdir()]
 
 
 def test_a_repetition_finds_the_run_whatever_its_experiment_was(

@@ -15,14 +15,13 @@ from pipeline.commands.verify import run
 from pipeline.config import params
 from pipeline.studies import runner, slurm, store, workcopy
 from pipeline.studies.runner import Job
-from tests import test_sweep
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
 from tests.helpers import studies
 from tests.helpers.network import Node
 from tests.helpers.projects import call, commit_wrong_weights, create_project
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import digests, wait_for
+from tests.helpers.trainings import wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
 
 LONG: dict[str, Any] = SMALL | {"train__epochs": 90, "run__epoch_checkpoint_seconds": 0}
@@ -43,12 +42,10 @@ def states(node: Node) -> list[str]:
 
 
 @pytest.mark.nightly(
-    "a cluster, four trainings, three of them stopped or killed: five minutes; make test-ci has a sweep there"
+    "a cluster, four trainings, three of them stopped or killed: five minutes; make test has the job that Slurm gets"
 )
 def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> None:
-    """Ctrl-C leaves the jobs, and the same command waits for them. Both are preempted, and then one loses its node:
-    Slurm queues them again, and they go on from their checkpoints.
-    """
+    """Also after Ctrl-C, which leaves the jobs, after a preemption, and after the loss of a node."""
     local, project = (create_project(tmp_path / name / "project", **LONG) for name in ("local", "cluster"))
     call(local, *FOLDS)
     copies, said = project / FOLDER, tmp_path / "said"
@@ -77,21 +74,6 @@ def test_a_study_on_slurm_gives_the_bytes_of_local_processes(tmp_path: Path) -> 
         restarts = re.findall(r"Restarts=(\d)", node.output("scontrol", "show", "job", "--oneliner"))
     assert sorted(restarts)[-2:] == ["1", "2"]
     assert outputs(project) == outputs(local)
-
-
-@pytest.mark.nightly("a cluster that has to start, and two sweeps; make test has the job that Slurm gets")
-def test_a_sweep_on_slurm_gives_the_tables_of_local_processes(tmp_path: Path) -> None:
-    """Two trials, each on a node of its own, and the test of the best one. Table and page have the same bytes."""
-    tried = test_sweep.RANDOM | {"trials": 2}
-    folders = (tmp_path / name / "project" for name in ("local", "cluster"))
-    local, project = (test_sweep.project(folder, tried, train__epochs=1) for folder in folders)
-    call(local, *test_sweep.COMMAND, "--jobs", "2")
-    with nodes.cluster(tmp_path / "slurm") as (node, _):
-        said = node.output("env", f"--chdir={project}", *test_sweep.COMMAND, "--jobs", "2", *ON)
-        assert len(node.output("scontrol", "show", "job", "--oneliner").splitlines()) == 3, said
-    expected = digests(local, *test_sweep.OUTPUTS)
-    assert len(expected) == len(test_sweep.OUTPUTS)
-    assert digests(project, *test_sweep.OUTPUTS) == expected
 
 
 @pytest.fixture
@@ -164,7 +146,7 @@ def test_a_job_whose_work_copy_is_removed_is_ended_with_it(stand_in: Path, tmp_p
     assert not (stand_in / "runs").exists()
 
 
-@pytest.mark.nightly("a cluster, and a whole pipeline: two minutes; make test-ci has a sweep there")
+@pytest.mark.nightly("a cluster, and a whole pipeline: two minutes; make test has the job that Slurm gets")
 def test_verify_on_slurm_compares_every_byte(finished: Path, tmp_path: Path) -> None:
     """What is committed is repeated on a node. Wrong weights differ there, too. The work copy is removed."""
     project = tmp_path / "project"

@@ -18,9 +18,10 @@ from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.learning import results, state, validation
+from pipeline.learning import collectives, results, state, validation
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
+from pipeline.learning.world import World
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.running import failures
@@ -28,7 +29,7 @@ from pipeline.running import launch as launch_
 from pipeline.running.job import Job
 from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import train
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, CLASSES, launch, outputs, small_world
 
@@ -36,9 +37,8 @@ from tests.helpers.trainings import ALONE, CLASSES, launch, outputs, small_world
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on two processes."""
-    folder = small_world(tmp_path_factory.mktemp("trained"), train__parallel="ddp", run__processes=2, run__log_steps=2)
-    launch(folder)
-    return folder
+    lines: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "run__log_steps": 2}
+    return train(small_world(tmp_path_factory.mktemp("trained"), **lines))
 
 
 def test_a_run_leaves_what_it_promises(finished_run: Path) -> None:
@@ -89,36 +89,23 @@ def test_tensorboard_shows_the_run(finished_run: Path) -> None:
     assert hparams["run.processes"].number_value == 2
 
 
-def test_a_training_begins_with_what_it_will_do(tmp_path: Path) -> None:
+def test_a_training_says_what_it_will_do_and_exports_the_best_epoch(tmp_path: Path) -> None:
     """Before the first epoch: the model, the images, the steps, and what they run on. At its end: the accuracy."""
-    folder = small_world(tmp_path, train__freeze_backbone=True)
+    folder = small_world(tmp_path, train__freeze_backbone=True, train__epochs=4, train__export="best", train__lr=0.02)
     done = launch(folder)
-    first, _, later = done.stderr.partition("epoch 1/2: ")
+    first, _, later = done.stderr.partition("epoch 1/4: ")
     facts = {line.split()[1]: line for line in first.splitlines()[-5:]}
     assert list(facts) == ["model", "images", "steps", "device", "precision"]
     assert all(value in facts["model"] for value in ("shufflenet_v2_x0_5", "344,867", "3,075"))
     assert "36 train, 12 val, 12 test; 3 classes; 32 × 32" in facts["images"]
-    assert "4.5 per epoch × 2 epochs = 9; 8 images" in facts["steps"]
+    assert "4.5 per epoch × 4 epochs = 18; 8 images" in facts["steps"]
     figures = json.loads((folder / "metrics/train.json").read_text())
     assert f"{figures['val_accuracy']:.4f}" in later.splitlines()[-1]
-
-
-def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
-    """export: best writes the weights of the epoch with the highest validation accuracy, and says which."""
-    folder = small_world(tmp_path, train__epochs=4, train__export="best", train__lr=0.02)
-    launch(folder)
-    history = files.read_csv(folder / "metrics/history.csv")
-    accuracies = [float(row["val_accuracy"]) for row in history]
-    figures = json.loads((folder / "metrics/train.json").read_text())
-    assert figures["exported_epoch"] == accuracies.index(max(accuracies)) + 1
-    assert figures["val_accuracy"] == max(accuracies)
-
-
-def test_all_processes_save_or_none(finished_run: Path, tmp_path: Path) -> None:
-    """The clock of rank 0 decides. That of the other process says at every step that it is time to save."""
-    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__log_steps=1)
-    run_ranks(2, "own_clock", str(folder))
-    assert outputs(folder) == outputs(finished_run)
+    accuracies = [float(row["val_accuracy"]) for row in files.read_csv(folder / "metrics/history.csv")]
+    assert (figures["exported_epoch"], figures["val_accuracy"]) == (
+        accuracies.index(max(accuracies)) + 1,
+        max(accuracies),
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
@@ -132,9 +119,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch whose loss is nan may have the highest accuracy, for the answers to other images. It is not exported;
-    the best of the others is. If there is no other, the last epoch is refused.
-    """
+    """An epoch whose loss is nan is not exported, whatever its accuracy. If there is no other, the last is refused."""
     config = params.parse(on_cpu(read_params(), train__export="best"))
     job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
     learner = state.make_learner(config, state.make_model(config, ("a", "b"), ALONE), {"a": 1, "b": 1}, ALONE)
@@ -165,34 +150,37 @@ def test_what_does_not_fit_the_images_is_refused_before_the_first_step(tmp_path:
 
 
 @pytest.mark.slow("real starts of torchrun; make test starts its processes by perennial train")
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "torch.distributed.run",
-        pytest.param("torch.distributed.launch", marks=pytest.mark.nightly("an older name for the same program")),
-    ],
-)
-def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path, launcher: str) -> None:
-    """Each process becomes a rank. Their number has to be run.processes, and copies are for perennial train alone."""
-
-    def by_hand(folder: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", launcher, "--nproc_per_node=2", "-m", "pipeline", "train"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-    folder = small_world(tmp_path / "two", train__parallel="ddp", run__processes=2)
-    done = by_hand(folder)
+def test_torchrun_typed_by_hand_trains_the_same(finished_run: Path, tmp_path: Path) -> None:
+    """Each process becomes a rank. Copies of the checkpoint are for perennial train alone."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "pipeline", "train"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert outputs(folder) == outputs(finished_run)
-    folder = small_world(tmp_path / "one", train__parallel="ddp", run__processes=1)
-    done = by_hand(folder)
-    assert done.returncode != 0
-    assert "train: run.processes: 1: " in done.stderr
-    assert not (folder / "models").exists()
     run = params.load(folder / "params.yaml").run.model_copy(update={"checkpoint_copy": "copies"})
     with refuses(("run.checkpoint_copy", "pair")):
         launch_.become_rank("train", run)
 
 
-def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:
-    """One that left alone would let the others wait for its part of an exchange."""
-    run_ranks(2, "broken_loss")
+def test_a_loss_that_one_process_sees_broken_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All read the same. Rank 0 alone asks for a checkpoint, and each one may ask to stop."""
+    sent: list[torch.Tensor] = []
+
+    def read(rank: int, broken_step: int, is_late: bool, stop: int) -> tuple[int, bool, int]:
+        world, totals = World(rank, rank, 2, ALONE.device), Totals.zero(ALONE.device, 2)
+        totals.broken_step.fill_(broken_step)
+        (reading,) = Readout(world, is_delayed=False).read(8, totals, is_late, stop, at_once=False)
+        return reading.broken_step, reading.is_late, reading.stop
+
+    def all_reduce_max(flags: torch.Tensor) -> torch.Tensor:
+        sent.append(flags)
+        return torch.stack(sent).amax(0)
+
+    monkeypatch.setattr(collectives, "all_reduce_max", all_reduce_max)
+    cases = [(0, -1, False, 0), (1, 7, True, 1)]
+    for case in cases:
+        read(*case)
+    assert [read(*case) for case in cases] == [(7, False, 1)] * 2
+    with refuses(("train.lr", "value")) as error:
+        failures.check_losses_finite(7, params.load().train)
+    assert "step 7 " in error.value.faults[0].reason

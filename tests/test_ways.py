@@ -99,17 +99,14 @@ def runs(
         command = [sys.executable, "-c", LAUNCHING]
         done = starts.run(command, cwd=folders[cells[0]], env=environ)
         assert done.returncode == 0, done.stderr
+        assert "strides do not match" not in done.stderr  # a warning of DDP at each start
         return folders
 
     return run
 
 
-IN_MAKE_TEST = (
-    ("single", "fp32", "contiguous"),
-    ("ddp", "bf16", "channels_last"),
-    ("elastic", "fp32", "channels_last"),
-)
-FURTHER = pytest.mark.nightly("the cells share their code; make test has one of each parallel, and spawns elsewhere")
+IN_MAKE_TEST = (("single", "fp32", "contiguous"), ("ddp", "bf16", "channels_last"))
+FURTHER = pytest.mark.nightly("the cells share their code; make test has elastic and spawn in other tests")
 
 
 @pytest.mark.parametrize(
@@ -132,10 +129,7 @@ def test_a_cell_that_is_not_refused_runs(cell: Cell, runs: Callable[[str, str], 
 
 
 def test_the_tables_have_a_member_for_every_choice() -> None:
-    """The choices in params.yaml and the engine's tables are the same.
-
-    On a CPU two launchers run DDP or elastic, and one process runs alone, in three precisions and two memory formats.
-    """
+    """The choices in params.yaml and the engine's tables are the same."""
     assert len(ON_THE_CPU) == (2 * 2 + 1) * 3 * 2
     assert set(PRECISIONS) == set(PRECISION)
     assert set(PARALLELS) == set(PARALLEL) == {path.stem for path in (PROJECT / "pipeline/tracked").iterdir()}

@@ -101,10 +101,7 @@ def flip(path: Path) -> None:
 
 
 def test_every_output_is_read_with_its_recorded_bytes(folder: Path) -> None:
-    """Outputs from the cache, metrics and inputs have the hashes in dvc.lock. Params and commands are equal, too.
-
-    A changed byte of the cache or of another file, another param, another command: exactly these are named.
-    """
+    """Outputs from the cache, metrics and inputs have the hashes in dvc.lock. Params and commands are equal, too."""
     restore()
     recorded = dvc_lock.outputs(dvc_lock.read())
     assert hashes(recorded) == recorded
@@ -130,10 +127,7 @@ def test_every_output_is_read_with_its_recorded_bytes(folder: Path) -> None:
 @pytest.mark.nightly("a whole pipeline; make test reads its outputs from the cache, and runs the stages under DVC")
 @pytest.mark.usefixtures("folder")
 def test_the_commands_of_the_stages_repeat_the_run() -> None:
-    """The stages run alone, in the order of what they read and write, and write every output with the recorded hash.
-
-    dvc.lock, the cache and the metrics are not there: nothing has a recorded byte that a stage could take over.
-    """
+    """The stages run alone, in the order of what they read and write, and write every output with the recorded hash."""
     recorded = dvc_lock.outputs(dvc_lock.read())
     for path in (str(dvc_lock.LOCK), ".dvc", *recorded):
         files.remove(Path(path))

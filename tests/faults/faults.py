@@ -1,16 +1,11 @@
 """Makes each file operation of each stage fail once: no traceback, no partial output, no leftover after the next run.
 
-    python -m tests.faults.faults --out benchmarks/results         for every operation; hours
-    python -m tests.faults.faults --every 20 --stages prepare      a sample
+test_faults.py takes a sample of all. A library (faults.c, compiled here, loaded with LD_PRELOAD) counts the operations
+of a stage that change files: open, write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. In one run per
+operation it makes this operation fail with EIO, ENOSPC or EDQUOT, makes this and all later ones fail with EROFS (as
+ext4 does after a disk error), or kills the process. The stage starts with other outputs of an earlier run. Then it runs
+again without a fault. A row counts, over all operations that were tried,
 
-A library (faults.c, compiled here, loaded with LD_PRELOAD) counts the operations of a stage that change files: open,
-write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. In one run per operation it makes this operation fail
-with EIO, ENOSPC or EDQUOT, makes this and all later ones fail with EROFS (as ext4 does after a disk error), or kills
-the process. The stage starts with other outputs of an earlier run. Then it runs again without a fault. A row counts,
-over all operations,
-
-    operations          operations of the stage
-    tried               operations with a fault
     tracebacks          runs that printed a traceback, or a warning about an ignored exception
     false_records       runs that ended with 0 although an output is wrong
     partial_outputs     runs after which an output is present, and neither the earlier nor the right one
@@ -18,11 +13,9 @@ over all operations,
     leftovers           next runs that failed, or left other files or outputs than a run without a fault
     hangs               runs that did not end
 
-The exit status is 1 if one of the last six is not 0. The stage is one process without its launcher, forked from a
-process that has imported everything; images are few and small.
+The stage is one process without its launcher, forked from a process that has imported everything; images are few.
 """
 
-import argparse
 import ctypes
 import errno
 import hashlib
@@ -43,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import measuring, workspace
-from benchmarks.harness.measuring import Report, Row, Worker
+from benchmarks.harness.measuring import Row, Worker
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.dataset import feature_file
@@ -281,9 +274,6 @@ def worker(base: str) -> None:
     measuring.serve(turn)
 
 
-# ---------------------------------------------------------------- all of them
-
-
 @contextmanager
 def workers() -> Iterator[Worker]:
     """A worker process with the library, in a temporary folder."""
@@ -292,32 +282,3 @@ def workers() -> Iterator[Worker]:
         environ = {"LD_PRELOAD": str(library), **ONE_THREAD}
         with Worker("tests.faults.faults", str(Path(base).resolve()), env=environ) as process:
             yield process
-
-
-def main() -> int:
-    parser = measuring.parser(__doc__, "faults", photos=False)
-    parser.prog = "python -m tests.faults.faults"
-    parser.add_argument("--every", type=int, default=1, help="one fault per so many operations (default: %(default)s)")
-    parser.add_argument("--stages", nargs="+", choices=workspace.STAGES, default=workspace.STAGES)
-    parser.add_argument("--errors", nargs="+", choices=tuple(ERRORS), default=tuple(ERRORS))
-    options = parser.parse_args()
-    return exit_status("faults", lambda: run_all(options))
-
-
-def run_all(options: argparse.Namespace) -> int:
-    """Print and write a row for each stage and error. Returns the exit status."""
-    report = Report("faults", options, every=options.every)
-    turns = {f"{stage} {error}": (stage, error) for stage in options.stages for error in options.errors}
-    with workers() as process:
-        for name in report.missing(turns):
-            stage, error = turns[name]
-            row = process.ask(stage=stage, error=error, every=options.every)
-            print(*row.pop("descriptions"), sep="\n", end="", file=sys.stderr)
-            report.add(name, row)
-    totals = {name: sum(row[name] for row in report.rows.values()) for name in ("tried", *COUNTED)}
-    report.conclude(**totals)
-    return int(any(totals[name] for name in COUNTED))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,19 +1,7 @@
 """Trainings on nodes with a network of their own, which fails: the bytes stay the same, or a sentence names the node.
 
-    python -m tests.faults.network --out benchmarks/results/network.json
-
 Nodes are namespaces of this machine, with a switch between them (tests/helpers/network.py); this needs root. Each has a
-folder of its own. A case starts `perennial train` on all nodes (a small SqueezeNet, ddp over gloo), waits for the
-second epoch, and does something to the network or to a node. If the training ends with a failure, the network is
-mended, and the same command is started again on all nodes. It counts
-
-    ended       the exit status of each node's launcher, before a second start
-    seconds     from the fault (or the start) to the end of the last launcher; allowed after a failure: three times
-                run.timeout_seconds and 30, because launchers, processes and torch's agents have a timeout each
-    expected    whether the training ended as the case expects, and the output of a node has its sentence
-    same        the outputs of node 0 are those of one node with as many processes, byte for byte, in the end
-
-The exit status is 1 if a case breaks its promise.
+folder of its own. test_nodes.py runs the cases: `python -m pytest tests/test_nodes.py -k network_that_fails`.
 """
 
 import re
@@ -22,22 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.measuring import machine
-from benchmarks.harness.workspace import temporary_folder
-from tests.faults import campaign
-from tests.faults.campaign import Row
 from tests.helpers.network import Node, Switch, address, network
 from tests.helpers.nodes import TRAIN, TWO
 from tests.helpers.trainings import launch, messages, outputs, small_world, wait_for
 
 TIMEOUT = 10  # run.timeout_seconds
-MOST_SECONDS = 3 * TIMEOUT + 30
+MOST_SECONDS = 3 * TIMEOUT + 30  # to a failure: launchers, processes and torch's agents have a timeout each
 PORT = 29400
 LINES: dict[str, Any] = {
     **TWO, "train__model": "squeezenet1_1", "train__epochs": 30, "train__batch_size": 12,
@@ -160,33 +143,30 @@ CASES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a case."""
+def run_all(scene: Scene, folders: list[Path], case: Case) -> tuple[list[int], float]:
+    """Start the training on all nodes. Its messages go to files (`messages`).
 
-    name: str
-    ended: list[int]
-    seconds: float
-    expected: bool
-    same: bool
-    sentence: str  # the first line that matches; empty if none does
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the case broke its promise."""
-        return not (self.expected and self.same) or (any(self.ended) and self.seconds > MOST_SECONDS)
-
-
-def begin(scene: Scene, folders: list[Path]) -> None:
-    """Start the training on all nodes. Its messages go to files (`messages`)."""
+    Returns the exit status of each node's launcher, and the seconds from the fault to the end of the last one.
+    """
+    began = time.monotonic()
+    if case.at_start:
+        case.fault(scene)
     for node, folder in zip(scene.nodes, folders, strict=True):
         with (folder / "said").open("w") as file:
             command = [*node.enter, "env", f"--chdir={folder}", *TRAIN]
             scene.launchers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file))
+    if not case.at_start:
+        wait_for(lambda: "epoch 2/" in messages(folders[0]), "no epoch")
+        began = time.monotonic()
+        case.fault(scene)
+    return [process.wait() for process in scene.launchers], time.monotonic() - began
 
 
-def run_case(case: Case, base: Path) -> Outcome:
-    """Run a case in an empty folder."""
+def check(case: Case, base: Path) -> None:
+    """Run a case in an empty folder: its sentence, its end in time, and node 0 has the bytes of one node.
+
+    After a failure the network is mended, and the same command is started again on all nodes.
+    """
     names = tuple(f"n{number}" for number in range(case.nodes))
     lines = {**LINES, **case.lines, "run__processes": case.nodes}
     reference = small_world(base / "reference", **lines)
@@ -194,59 +174,13 @@ def run_case(case: Case, base: Path) -> Outcome:
     meeting = {"run__nodes": case.nodes, "run__rendezvous": f"{address(0)}:{PORT}"}
     folders = [small_world(base / name, **{**lines, **meeting}, run__node_rank=rank) for rank, name in enumerate(names)]
     with network(base / "network", names) as (nodes, switch):
-        scene = Scene(nodes, switch, [])
-        if case.at_start:
-            began = time.monotonic()
-            case.fault(scene)
-            begin(scene, folders)
-        else:
-            begin(scene, folders)
-            wait_for(lambda: "epoch 2/" in messages(folders[0]), "no epoch")
-            began = time.monotonic()
-            case.fault(scene)
-        ended = [process.wait() for process in scene.launchers]
-        seconds = time.monotonic() - began
-        said = [messages(folder) for folder in folders]
-    if any(ended):
+        ended, seconds = run_all(Scene(nodes, switch, []), folders, case)
+    words = "".join(map(messages, folders))
+    assert re.search(case.sentence, words), words
+    assert any(ended) == case.fails, words
+    if case.fails:
+        assert seconds < MOST_SECONDS
         with network(base / "network", names) as (nodes, switch):
-            begin(again := Scene(nodes, switch, []), folders)
-            statuses = [process.wait() for process in again.launchers]
-            if any(statuses):
-                said += [messages(folder) for folder in folders]
-    same = False
-    with suppress(AssertionError):
-        same = outputs(folders[0]) == outputs(reference)
-    line = re.search(f"(?m)^.*{case.sentence}.*$", "".join(said))
-    expected = line is not None and any(ended) == case.fails
-    return Outcome(case.name, ended, round(seconds, 1), expected, same, line[0] if line else "")
-
-
-def summary(done: list[Row]) -> dict[str, Any]:
-    """The figures of a campaign."""
-    return {
-        "cases": len(done),
-        "unexpected": sum(not row["expected"] for row in done),
-        "differing": sum(not row["same"] for row in done),
-        "most_seconds_to_a_failure": max((row["seconds"] for row in done if any(row["ended"])), default=0),
-    }
-
-
-def main() -> int:
-    parser = campaign.parser("network", __doc__)
-    parser.add_argument("--case", action="append", help="only the case of this name; can be repeated")
-    options = parser.parse_args()
-    outcomes: list[Outcome] = []
-
-    def rows() -> Iterator[Row]:
-        for number, case in enumerate(case for case in CASES if not options.case or case.name in options.case):
-            with temporary_folder(f"network-{number}") as base:
-                outcomes.append(run_case(case, base))
-            yield asdict(outcomes[-1])
-
-    conditions = {"timeout_seconds": TIMEOUT, "machine": machine()}
-    campaign.run(rows(), options.out, lambda done: {**conditions, "summary": summary(done), "cases": done})
-    return int(any(outcome.is_broken for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            ended, _ = run_all(Scene(nodes, switch, []), folders, Case("the same again", at_start=True))
+        assert not any(ended), "".join(map(messages, folders))
+    assert outputs(folders[0]) == outputs(reference)

@@ -1,22 +1,9 @@
-"""Cuts the power of a disk during and after a run of the pipeline: the next `perennial repro` gives the right bytes.
-
-    python -m tests.faults.power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
+"""Cuts the power of a disk during and after a run of the pipeline (test_power_cuts.py).
 
 Needs root, mkfs.btrfs and mkfs.ext4. The project is on an ext4 file system in a file, and that file is on a btrfs. A
 reflink copy of the file is the disk as a power cut at that moment leaves it: data that was only in memory is missing,
-and mounting the copy replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there
-without interruption: once started by `perennial repro`, and once by `dvc repro`. The
-disk is copied during the run and in the seconds after it. Then each copy is mounted in place of the disk, and
-`perennial repro` runs until it succeeds. A cut counts
-
-    repros        runs until one succeeded; more than one means that the user saw an error
-    repairs       lines about damage that was repaired
-    stages_run    stages that ran
-    wrong         dvc.lock in the end differs from the reference run's, or an output or cache object from its hash
-    lost          something was damaged, or ran again, although `perennial repro` had ended before the cut
-
-The exit status is 1 if a cut is wrong, lost something, or took more than one run. It is 0, with the reason, if nothing
-can be mounted here.
+and mounting the copy replays the journal. The disk is copied during a run of a small pipeline, and in the seconds
+after it. Then each copy is mounted in place of the disk, and `perennial repro` runs there.
 """
 
 import os
@@ -25,15 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import call, create_repository, environment
-from tests.faults import campaign
-from tests.faults.campaign import Row
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40}},
@@ -46,8 +28,6 @@ PARAMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OURS, PLAIN = "python -m pipeline repro", "dvc repro"
 AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
-MOST_REPROS = 4
-IN_NAMESPACE = "PERENNIAL_POWER_CUTS"  # set for the process that runs in a new mount namespace
 SIZE = 2 * 10**9  # bytes of the disk
 # For a new process in the project: the hash of dvc.lock, and each damaged file or cache object.
 LOOK = """
@@ -55,20 +35,6 @@ from pipeline.versioning import dvc_lock, integrity
 from pipeline.base import files
 print(files.sha256(dvc_lock.LOCK), *integrity.damage(dvc_lock.read(dvc_lock.LOCK)))
 """
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The outcome of a power cut."""
-
-    command: str  # that ran during or before the cut
-    moment: str
-    repros: int
-    repairs: list[str]
-    stages_run: int
-    wrong: bool
-    lost: bool
-    seconds: float
 
 
 def why_not() -> str:
@@ -123,11 +89,8 @@ def arguments(command: str) -> list[str]:
     return [sys.executable, "-m", *command.replace("python -m ", "").split()]
 
 
-def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], after: list[float]) -> dict[str, str]:
-    """Run the pipeline once and copy the disk at seconds after its start and after its end; name of the copy → moment.
-
-    Raises RuntimeError if the pipeline fails.
-    """
+def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], after: list[float]) -> dict[str, bool]:
+    """Run the pipeline, and copy the disk at seconds after its start and its end: copy → whether the run had ended."""
     began, cuts = time.monotonic(), {}
     log = project.parent / "log"
     with log.open("wb") as output:
@@ -140,99 +103,67 @@ def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], a
             if process.poll() is not None:
                 break
             name = f"{command.rsplit(maxsplit=1)[-1]} {moment:05.1f}"
-            cuts[name] = f"{time.monotonic() - began:.1f} s after its start"
+            cuts[name] = False
             disk.cut(name)
-        if process.wait() != 0:
-            raise RuntimeError(log.read_text())
+        assert process.wait() == 0, log.read_text()
     end = time.monotonic()
     for moment in after:
         time.sleep(max(0.0, end + moment - time.monotonic()))
         name = f"{command.split(maxsplit=1)[0]} after {moment}"
-        cuts[name] = f"{moment:.0f} s after its end"
+        cuts[name] = True
         disk.cut(name)
     return cuts
 
 
-def recover(disk: Disk, project: Path, name: str, command: str, moment: str, expected: str) -> Cut:
-    """Mount a copy in place of the disk, and run `perennial repro` there until it succeeds."""
-    began = time.monotonic()
+def check(disk: Disk, project: Path, name: str, was_done: bool, expected: str) -> None:
+    """Mount a copy in place of the disk. One `perennial repro` gives the right bytes.
+
+    `was_done`: a `perennial repro` had ended before the cut, so nothing may be damaged or run again.
+    """
     disk.mount(name)
-    repros, output, messages, status = 0, "", "", 1
-    while status != 0 and repros < MOST_REPROS:
-        done = call(project, *arguments(OURS), "--verbose")
-        repros, output, status = repros + 1, output + done.stdout + done.stderr, done.returncode
-        messages += done.stderr
+    done = call(project, *arguments(OURS), "--verbose")
     state = call(project, sys.executable, "-c", LOOK).stdout.strip()
-    repairs = [line.removeprefix("repro: ") for line in messages.splitlines() if line.startswith("repro: ")]
-    stages_run, wrong = output.count("Running stage"), status != 0 or state != expected
-    if wrong or repros != 1:
-        print(f"{name}: {state}\n{output}", file=sys.stderr)
+    assert (done.returncode, state) == (0, expected), f"{name}: {done.stdout}{done.stderr}"
+    assert not (was_done and (done.stderr or "Running stage" in done.stdout)), f"{name}: {done.stderr}"
     disk.unmount()
     (disk.outer / name).unlink()
-    lost = command == OURS and moment.endswith("end") and bool(repairs or stages_run)
-    return Cut(command, moment, repros, repairs, stages_run, wrong, lost, round(time.monotonic() - began, 1))
 
 
-def sweep(count: int, base: Path) -> Iterator[Cut]:
-    """Two runs with `count` cuts in all, and the outcome of each cut."""
+def cut_and_check(count: int, base: Path) -> None:
+    """A run of `perennial repro` and one of `dvc repro`, with so many cuts in all, and what follows each."""
     disk, expected, seconds = Disk(base), "", 0.0
+    project = disk.at / "project"
     for command, share in ((OURS, count - count // 3), (PLAIN, count // 3)):
-        project = disk.at / "project"
-        shutil.rmtree(disk.at / "site", ignore_errors=True)
-        shutil.rmtree(project, ignore_errors=True)
+        for folder in (disk.at / "site", project):
+            shutil.rmtree(folder, ignore_errors=True)
         create_repository(project, PARAMS)
         run_checked("sync")
-        began = time.monotonic()
         if not expected:  # the reference run; its time gives the moments of the cuts
-            shutil.copytree(project, disk.at / "first", symlinks=True)
-            first = call(disk.at / "first", *arguments(OURS))
-            if first.returncode != 0:
-                raise RuntimeError(first.stdout + first.stderr)
+            began, first = time.monotonic(), disk.at / "first"
+            shutil.copytree(project, first, symlinks=True)
+            assert call(first, *arguments(OURS)).returncode == 0
             seconds = time.monotonic() - began
-            expected = call(disk.at / "first", sys.executable, "-c", LOOK).stdout.strip()
-            shutil.rmtree(disk.at / "first")
+            expected = call(first, sys.executable, "-c", LOOK).stdout.strip()
+            shutil.rmtree(first)
             run_checked("sync")
         after = list(AFTER[:share])
         during = share - len(after)
         moments = [seconds * (index + 1) / (during + 1) for index in range(during)]
         cuts = run_and_cut(disk, project, command, moments, after)
         disk.unmount()
-        for name, moment in cuts.items():
-            yield recover(disk, project, name, command, moment, expected)
+        for name, was_done in cuts.items():
+            check(disk, project, name, was_done and command == OURS, expected)
         disk.mount("ext4")
     disk.unmount()
 
 
-def summary(done: list[Row]) -> dict[str, Any]:
-    """The figures of a sweep."""
-    return {
-        "cuts": len(done),
-        "wrong": sum(row["wrong"] for row in done),
-        "lost": sum(row["lost"] for row in done),
-        "rounds_of_errors": sum(row["repros"] - 1 for row in done),
-        "with_damage": sum(bool(row["repairs"]) for row in done),
-    }
-
-
-def main() -> int:
-    parser = campaign.parser("power_cuts", __doc__)
-    parser.add_argument("--cuts", type=int, default=20)
-    options = parser.parse_args()
-    if IN_NAMESPACE not in os.environ:
-        if reason := why_not():
-            print(f"power_cuts: left out: {reason}")
-            return 0
-        command = ["unshare", "--mount", sys.executable, "-m", "tests.faults.power_cuts", *sys.argv[1:]]
-        return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
-    with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:
-        base = Path(temporary).resolve()
-        done = campaign.run(
-            map(asdict, sweep(options.cuts, base)), options.out,
-            lambda rows: {"machine": machine(), "summary": summary(rows), "cuts": rows},
-        )  # fmt: skip
+def main(base: Path) -> None:
+    """Cut the power seven times in this mount namespace."""
+    try:
+        cut_and_check(7, base)
+    finally:
         subprocess.run(["umount", "--lazy", str(base / "outer")], check=False)
-    return int(any(row["wrong"] or row["lost"] or row["repros"] != 1 for row in done))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(Path(sys.argv[1]))
