@@ -101,7 +101,9 @@ def forget(parser: Parser) -> None:
 
 def compare(parser: Parser) -> None:
     parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
-    parser.add_argument("--md", action="store_true", help="print a table of Markdown")
+    forms = parser.add_mutually_exclusive_group()
+    for form, what in (("md", "print a table of Markdown"), ("json", "for programs: one JSON object")):
+        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
 def verify(parser: Parser) -> None:

@@ -5,24 +5,31 @@
                                           a page with both: reports/compare.html. If photos were added, or a
                                           label was corrected, on the test images that both have
     perennial compare --md …              as Markdown, for a pull request
+    perennial compare --json …            for programs: one JSON object; of two, with the test
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
 experiment has no figures, and is shown as that.
 """
 
+import json
+import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.errors import without_secrets
+from pipeline.base.errors import UserError, without_secrets
 from pipeline.base.text import display_width, in_words, pad
 from pipeline.config import document, params
-from pipeline.config.params import Paths
+from pipeline.config.params import Params
+from pipeline.data import credits
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
+from pipeline.evaluation.metrics import Comparison
+from pipeline.reporting.gallery import Album
+from pipeline.sources import originals
 from pipeline.studies import pair, revisions
 from pipeline.studies.revisions import Revision, Table
 
@@ -139,8 +146,25 @@ def left_out(names: Sequence[str], tables: Sequence[Table], images: int) -> str:
     return f"left out, because only one has them, or with another label: {in_words(counts)} test images"
 
 
-def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
-    """McNemar's test of the predictions of two revisions on the same images, in words."""
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one of two revisions is better on the test images of both, or the reason why nobody knows."""
+
+    word: str  # Yes or No; empty if nobody knows
+    answer: str
+    counts: str = ""  # the images that this follows from, in words
+    test: Comparison | None = None
+    page: Path | None = None
+
+    def lines(self) -> Iterator[str]:
+        """The verdict for a terminal."""
+        yield ": ".join(filter(None, (self.word, self.answer, self.counts)))
+        if self.page:
+            yield f"both on one page, for a browser: {self.page}"
+
+
+def verdict(names: Sequence[str], tables: Sequence[Table]) -> Verdict:
+    """McNemar's test of the predictions of two revisions on the same images."""
     test = metrics.mcnemar(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counts = (
         f"images that only {names[0]} has right: {test.first_alone}, that only {names[1]} has right: "
@@ -149,12 +173,12 @@ def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
     better, worse = (names[1], names[0]) if test.points > 0 else (names[0], names[1])
     difference = f"{abs(test.points):.1f} points more on these {test.images} images"
     if not test.points:
-        result = f"{names[0]} and {names[1]} are equally accurate on these {test.images} images"
+        answer = f"{names[0]} and {names[1]} are equally accurate on these {test.images} images"
     elif test.is_significant:
-        result = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
+        answer = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
     else:
-        result = f"{better} has {difference} than {worse}; chance can do as much (p = {test.p:.2g})"
-    return f"{result}: {counts}"
+        answer = f"{better} has {difference} than {worse}; chance can do as much (p = {test.p:.2g})"
+    return Verdict("Yes" if test.is_significant else "No", answer, counts, test)
 
 
 def on_these_images(known: Mapping[str, float], table: Table) -> dict[str, float]:
@@ -168,24 +192,24 @@ def on_these_images(known: Mapping[str, float], table: Table) -> dict[str, float
 
 
 def compare_two(
-    first: Revision, second: Revision, experiments: Mapping[str, tuple[str, str]], paths: Paths
-) -> Iterator[str]:
-    """Sentences about two revisions with test figures. Writes a page with both, if they have test images in common."""
+    first: Revision, second: Revision, experiments: Mapping[str, tuple[str, str]], config: Params
+) -> Verdict:
+    """The verdict on two revisions with test figures. Writes a page with both, if they have test images in common."""
     names = (first.name, second.name)
-    tables = [revisions.table(name, experiments, paths, figures.PREDICTIONS) for name in names]
+    tables = [revisions.table(name, experiments, config.paths, figures.PREDICTIONS) for name in names]
     if reason := reason_against_test(names, tables):
-        yield reason
-        return
+        return Verdict("", reason)
     common = in_common(tables)
     rest = left_out(names, tables, len(common[0]))
-    yield (sentence := "; ".join(filter(None, (describe_test(names, common), rest))))
+    tested = verdict(names, common)
+    counts = "; ".join(filter(None, (tested.counts, rest)))
     runs = [
         pair.Run(
             one.name,
             {**(on_these_images(one.figures, table) if rest else one.figures), **one.timing},
             {**one.images, "test": len(table)},
             table,
-            revisions.table(one.name, experiments, paths, figures.HISTORY),
+            revisions.table(one.name, experiments, config.paths, figures.HISTORY),
         )
         for one, table in zip((first, second), common, strict=True)
     ]
@@ -193,29 +217,54 @@ def compare_two(
         (key, _value(first.params.get(key)), _value(second.params.get(key)))
         for key in differing_params([first, second])
     ]
-    page = Path(paths.reports) / "compare.html"
-    files.write_text(page, pair.page(runs[0], runs[1], sentence, differing))
-    yield f"both on one page, for a browser: {page}"
+    page = Path(config.paths.reports) / "compare.html"
+    photos = album(config, pair.paths_on_page(runs[0], runs[1]))
+    files.write_text(page, pair.page(runs[0], runs[1], (tested.word, tested.answer, counts), differing, photos))
+    return replace(tested, counts=counts, page=page)
 
 
-def compare(names: Sequence[str], as_markdown: bool) -> int:
-    """Print the comparison; 0. Raises UserError for a revision that does not exist."""
-    paths = params.load().paths
+def album(config: Params, paths: Iterable[str]) -> Album:
+    """The pictures of these images, and who took them. An image of a revision may be gone, or another one here."""
+    from pipeline.reporting import thumbnails  # imports what decodes images, which takes a second
+
+    folder = Path(config.paths.images)
+    try:
+        source = originals.locate(folder, Path(config.paths.inbox))
+        here = {path: False for path in paths if (source.root / path).is_file()}
+        pictures = thumbnails.pictures(source, here, config.prepare.grey, config.run.decoding_threads, "compare")
+    except UserError as error:
+        print(f"compare: the page has no pictures: {error}", file=sys.stderr)
+        return Album({}, {})
+    return Album(pictures, credits.credits(folder / originals.LICENSE))
+
+
+def as_json(all_of: Sequence[Revision], two: Verdict | None) -> str:
+    """The revisions with all that is known of them, and the test of two, or the reason why there is none."""
+    test = {"answer": two.answer, **(asdict(two.test) if two.test else {})} if two else None
+    return json.dumps({"revisions": [asdict(one) for one in all_of], "test": test}, indent=2, ensure_ascii=False)
+
+
+def compare(names: Sequence[str], form: str) -> int:
+    """Print the comparison in a form: text, md or json; 0. Raises UserError for a revision that does not exist."""
+    config = params.load()
     experiments = revisions.experiments()
-    all_of = [revisions.read(name, experiments, paths) for name in dict.fromkeys(names or ["HEAD", *experiments])]
+    all_of = [
+        revisions.read(name, experiments, config.paths) for name in dict.fromkeys(names or ["HEAD", *experiments])
+    ]
+    with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
+    two = compare_two(with_test[0], with_test[1], experiments, config) if len(with_test) == 2 else None
+    if form == "json":
+        print(as_json(all_of, two))
+        return 0
     varied = differing_params(all_of)
     rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
-    print(*(markdown if as_markdown else plain)(rows), sep="\n")
-    print()
-    for note in notes(all_of):
-        print(note)
-    with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
-    if len(with_test) == 2:
-        print(*compare_two(with_test[0], with_test[1], experiments, paths), sep="\n")
+    print(*(markdown if form == "md" else plain)(rows), "", *notes(all_of), sep="\n")
+    if two:
+        print(*two.lines(), sep="\n")
     elif len(with_test) > 2:
         print(f"two of them in detail: perennial compare {with_test[0].name} {with_test[-1].name}")
     return 0
 
 
 def main(arguments: Namespace) -> int:
-    return compare(arguments.revisions, arguments.md)
+    return compare(arguments.revisions, arguments.form)

@@ -7,9 +7,10 @@ from pipeline.evaluation import metrics
 from pipeline.evaluation.metrics import Share
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.charts import Chart
+from pipeline.reporting.gallery import MOST_ANSWERS, Album
 
+Answers = Mapping[str, str]  # a row of predictions.csv
 Table = Sequence[Mapping[str, str]]  # the rows of a CSV file
-MOST = 50  # images that only one model has right, of each model
 FIGURES = (
     ("accuracy", "test accuracy"), *((name, title) for name, (title, _) in metrics.FIGURES.items()),
     ("val_accuracy", "validation accuracy"), ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"),
@@ -47,23 +48,33 @@ class Run:
         return [row["label"] == row["prediction"] for row in self.predictions]
 
 
-def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, str]]) -> str:
-    """The page as HTML. `test`: a sentence with the result of the test; `changes`: a setting and its value in each run.
+def alone(first: Run, second: Run) -> tuple[list[Answers], list[Answers]]:
+    """The images that only the first run has right, and those that only the second one has, with the other's answer."""
+    rows = list(zip(first.predictions, second.predictions, first.hits, second.hits, strict=True))
+    return [theirs for _, theirs, a, b in rows if a and not b], [ours for ours, _, a, b in rows if b and not a]
 
-    The predictions of both runs are of the same test images, in the same order.
+
+def paths_on_page(first: Run, second: Run) -> list[str]:
+    """The images that the page shows."""
+    return [row["path"] for rows in alone(first, second) for row in rows[:MOST_ANSWERS]]
+
+
+def page(
+    first: Run, second: Run, verdict: tuple[str, str, str], changes: Sequence[tuple[str, str, str]], album: Album
+) -> str:
+    """The page as HTML. `verdict`: yes or no, the answer, and from which images it follows, in words.
+
+    `changes`: a setting and its value in each run. `album`: the pictures of `paths_on_page`. The predictions of both
+    runs are of the same test images, in the same order.
     """
     runs = (first, second)
     hits = list(zip(first.hits, second.hits, strict=True))
-    alone = [
-        [row for row, hit in zip(second.predictions, hits, strict=True) if hit == (True, False)],
-        [row for row, hit in zip(first.predictions, hits, strict=True) if hit == (False, True)],
-    ]
     known_shares = [(name, [share for run in runs if (share := run.share(key))]) for key, name in FIGURES]
     shares = [row for row in known_shares if len(row[1]) == len(runs)]  # those that both runs have
     return rendering.page(
         "compare.html.jinja",
         runs=runs,
-        test=test,
+        verdict=verdict,
         line_classes=charts.LINE_CLASSES,
         shares=charts.intervals("shares", "Accuracies, with their 95 % intervals", shares) if shares else None,
         figures=_figures(runs),
@@ -73,8 +84,9 @@ def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, s
         classes=_classes(runs),
         both_right=hits.count((True, True)),
         both_wrong=hits.count((False, False)),
-        alone=alone,  # the images that only one has right, with the answer of the other one
-        most=MOST,
+        alone=alone(first, second),
+        album=album,
+        most=MOST_ANSWERS,
     )
 
 
