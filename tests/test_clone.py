@@ -69,7 +69,7 @@ def without_a_run(project: Path) -> None:
     call(project, "git", "add", "--force", "models")
 
 
-@pytest.mark.nightly("every stage under DVC; make test-ci repeats a claim")
+@pytest.mark.nightly("every stage under DVC; make test-ci repeats the run of a folder")
 def test_an_output_in_the_commit_is_no_result(published: Path) -> None:
     """It is removed before the stages run, so a stage that does not run has none."""
     without_a_run(published)

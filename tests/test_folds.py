@@ -57,23 +57,21 @@ def outputs(project: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow("trains two folds under DVC; make test sweeps, with the same runner and work copies")
-def test_every_image_is_tested_once(tmp_path: Path) -> None:
+@pytest.mark.nightly("trains two folds under DVC; make test-ci sweeps, with the same runner and work copies")
+def test_every_image_is_tested_once(studied: Path) -> None:
     """The table has each drawn image once, the record counts them, and the accuracy is that of the table."""
-    project = create_project(tmp_path / "project", **SMALL | {"train__epochs": 1})
-    call(project, "python", "-m", "pipeline", *TWO_FOLDS)
-    rows = files.read_csv(project / "metrics/folds/predictions.csv")
+    rows = files.read_csv(studied / "metrics/folds/predictions.csv")
     assert len({row["path"] for row in rows}) == len(rows) == 60
-    summary = record.read(project / "metrics/folds/summary.json")
+    summary = record.read(studied / "metrics/folds/summary.json")
     assert summary.figures["images"] == sum(part.images for part in summary.parts) == 60
-    assert summary.origin.commit == call(project, "git", "rev-parse", "HEAD").stdout.strip()
+    assert summary.origin.commit == call(studied, "git", "rev-parse", "HEAD").stdout.strip()
     assert len(summary.origin.images) == 64
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert summary.figures["accuracy"] == pytest.approx(right / 60, abs=1e-9)
-    assert "perennial folds --folds 2 --seeds 1" in (project / "reports/folds.html").read_text()
+    assert "perennial folds --folds 2 --seeds 1" in (studied / "reports/folds.html").read_text()
     # In the folder of the user Git sees the tables alone: no params, no dvc.lock and no work copy.
-    assert call(project, "git", "status", "--short").stdout == "?? metrics/\n"
-    assert not (project / FOLDER).exists()
+    assert call(studied, "git", "status", "--short").stdout == "?? metrics/\n"
+    assert not (studied / FOLDER).exists()
 
 
 @pytest.mark.nightly(
@@ -82,7 +80,7 @@ def test_every_image_is_tested_once(tmp_path: Path) -> None:
 def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
     """The command, a DVC and a training in a work copy are killed (KILL), and an object of the cache is emptied."""
     project = create_project(tmp_path / "killed" / "project", **SMALL)
-    source, last, copies = random.Random(27), 0, project / FOLDER
+    source, last, copies = random.Random(27), 0, studied / FOLDER
     for victim in ((), ("dvc", "repro"), ("pipeline", "train")):
         studies.remove_logs(copies)
         process = studies.start(project, *TWO_FOLDS)
@@ -110,7 +108,7 @@ def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Pa
     assert outputs(project) == outputs(studied)
 
 
-@pytest.mark.nightly("a study of one more fold; make test-ci has two, and a study that is killed")
+@pytest.mark.nightly("two more folds; make test has the comparison of a recipe with what it gives")
 def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None:
     """From a folder with other params, the record of the study gives the same bytes again, and says so."""
     project = shutil.copytree(studied, tmp_path / "project", symlinks=True)

@@ -50,7 +50,7 @@ def test_delayed_values_are_those_of_their_step() -> None:
     ]
 
 
-def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[Job, list[str]]:
+def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[Job, tuple[str, ...]]:
     """A training in this process, as the working folder, and its classes."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
