@@ -42,18 +42,17 @@ def lines(*all_of: Revision, as_markdown: bool = False) -> list[str]:
     return list((compare.markdown if as_markdown else compare.plain)(rows))
 
 
-def test_only_changed_params_are_shown() -> None:
-    """The first row has its value of each, the others what differs from it."""
+def test_only_changed_params_are_shown_and_accuracies_have_the_interval_of_their_images() -> None:
+    """The first row has its value of each, the others what differs from it. Markdown has the same cells."""
     others = {"train.lr": 0.2, "train.ema": True}
     table = lines(revision("a"), revision("b", params=others), revision("c"))
     assert [line.split()[-1] for line in table] == ["params", "train.lr=0.1", "train.lr=0.2", "–"]
-
-
-def test_accuracies_have_the_interval_of_their_images() -> None:
-    """Wilson's interval of 80 right answers of 100, and of 45 of 50; without the number of images none."""
     row = compare.cells(revision("a"), revision("a"), [])
-    assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]
+    assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]  # Wilson's, 45 of 50 and 80 of 100
     assert compare.cells(revision("a", images={}), revision("a"), [])[1:3] == ["0.900", "0.800"]
+    table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
+    assert table[1] == "|---|---|---|---|---|---|---|"
+    assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
 
 
 def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
@@ -70,13 +69,6 @@ def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
     assert compare.cells(untimed, first, [])[4:6] == ["–", "–"]
     assert list(compare.notes([first])) == []
     assert [len(list(compare.notes([first, one]))) for one in (failed, trained, untimed)] == [1, 1, 1]
-
-
-def test_markdown_has_the_same_cells() -> None:
-    """One row per revision, and a line of dashes below the head."""
-    table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
-    assert table[1] == "|---|---|---|---|---|---|---|"
-    assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
 
 
 def answers(*right: bool) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from pipeline.data.splitting import Cut
 from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
-from tests.conftest import PROJECT, change, read_params
+from tests.conftest import PROJECT, change
 from tests.helpers.datasets import put, two_classes
 from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
@@ -176,8 +176,9 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     assert start.start("", "data/inbox") == 0
     assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
     assert params.FILE.read_bytes() == before
-    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
+    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(["a run takes long"]))
     assert main(["start", "Quick"]) == 0
+    assert "\na run takes long\n" in capsys.readouterr().out
     quick = params.FILE.read_bytes()
     assert quick != before
     params.FILE.write_bytes(before)
@@ -194,16 +195,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.slow("features of a pretrained network, under DVC; make test has the settings that a preset writes")
-def test_from_photos_to_a_run(tmp_path: Path) -> None:
-    """`quick` names the photos and says how long a run takes; a run of what it wrote has a model."""
-    folder = create_project(tmp_path / "project", train__epochs=7)
-    call(folder, "git", "checkout", "--quiet", "params.yaml")
-    photos = tmp_path / "My photos"
+def test_from_photos_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quick` names the photos, and a training of what it wrote has a model."""
+    folder, photos = create_project(tmp_path / "project", train__epochs=7), tmp_path / "My photos"
     for number in range(24):
         put(photos / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
-    said = call(folder, sys.executable, "-m", "pipeline", "start", "quick", "--photos", str(photos)).stdout
-    assert "\nTime of a run: about " in said
-    raw = read_params(folder / "params.yaml")
-    assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
-    call(folder, sys.executable, "-m", "pipeline", "repro")
-    assert (folder / "models/model.safetensors").is_file()
+    monkeypatch.chdir(folder)
+    start.write(params.load(), start.values("quick", start.situation(params.load(), str(photos))))
+    assert (params.load().data.source, params.load().train.crop) == ("folder", 224)
+    call(folder, sys.executable, "-m", "pipeline", "repro", "train")
+    assert Path("models/model.safetensors").is_file()

@@ -88,9 +88,8 @@ def test_stdout_has_the_statement_alone(
     monkeypatch.setattr(verify, "verify", repeat)
     assert verify.repeat_as_asked(parse("verify", ["--json"])) == status
     out, err = capfd.readouterr()
-    assert err == "verify: repeating train\ntrain: epoch 1\n"
+    assert (err, bool(out)) == ("verify: repeating train\ntrain: epoch 1\n", status == 0)
     if status:
-        assert out == ""
         return
     content = json.loads(out)
     assert content["predicate"]["passedTests"] == ["train"]
