@@ -197,6 +197,14 @@ def with_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, export_model)
 
 
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder after the report, with odd names of all kinds. No test changes it."""
+    from tests.helpers.reports import make_report
+
+    return made_once(tmp_path_factory, make_report)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     """A real browser, for tests with the mark `needs_chromium`."""

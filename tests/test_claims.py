@@ -6,26 +6,32 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pipeline.attest import repetition, segments
 from pipeline.attest.segments import Segment, draw
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT
+from pipeline.config import params
+from pipeline.dataset import packed
 from pipeline.learning import chain
 from pipeline.running import checkpoint
+from pipeline.studies.workcopy import WorkCopy
+from pipeline.versioning import children
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.projects import call, commit, create_project, verify
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests, launch, outputs, small_world
 
-WHOLE = pytest.mark.slow("repeats trainings of a project under DVC; make test has the states and their comparison")
-FURTHER = pytest.mark.nightly("the same with further forgeries; make test-ci has one of them")
 STATE, DIGEST = "state_sha256", "0" * 64
+EPOCHS: dict[str, Any] = {"train__epochs": 3}
 
 
 def states(folder: Path) -> list[str]:
@@ -34,10 +40,7 @@ def states(folder: Path) -> list[str]:
 
 
 def test_the_hash_of_a_state_is_that_of_its_values() -> None:
-    """Neither the order of keys nor the memory format counts; each value, name, type and shape does.
-
-    Of an object that is neither a tensor nor a plain value only the type counts.
-    """
+    """Neither the order of keys nor the memory format counts; each value, name, type and shape does."""
     weights = torch.arange(48.0).reshape(1, 3, 4, 4)
     state = {"model": {"a": weights, "b": torch.zeros(())}, "steps": [1, 2.5, None, object()]}
     same = {
@@ -56,30 +59,13 @@ def test_the_hash_of_a_state_is_that_of_its_values() -> None:
     assert len({chain.sha256(each) for each in [state, *others]}) == 7
 
 
-def test_states_are_hashed_every_so_many_epochs(tmp_path: Path) -> None:
+def test_states_are_hashed_every_so_many_epochs(claimed: Path, tmp_path: Path) -> None:
     """train.hash_every_epochs: after each epoch, after every second, never. The weights are the same for each."""
-    weights = set()
-    for every, expected in ((1, [64, 64, 64]), (2, [0, 64, 0]), (0, [0, 0, 0])):
-        folder = small_world(tmp_path / str(every), train__epochs=3, train__hash_every_epochs=every)
+    folders = [claimed, *(small_world(tmp_path / f"{k}", **EPOCHS, train__hash_every_epochs=k) for k in (2, 0))]
+    for folder in folders[1:]:
         launch(folder)
-        assert [len(state) for state in states(folder)] == expected
-        weights.add(files.sha256(folder / "models/model.safetensors"))
-    assert len(weights) == 1
-
-
-@pytest.mark.nightly("three trainings with real processes; make test has one of each kind")
-def test_states_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    """With elastic the whole history is the same for 1, 2 and 3 processes; one goes on from the state of another."""
-    histories = set()
-    for processes in (1, 2, 3):
-        elastic: dict[str, Any] = {"train__parallel": "elastic", "train__shards": 6, "train__batch_size": 12}
-        folder = small_world(tmp_path / str(processes), run__processes=processes, run__keep_states=1, **elastic)
-        launch(folder)
-        histories.add((folder / "metrics/history.csv").read_bytes())
-    start = str(tmp_path / "1/states/epoch-0001.pt")
-    launch(folder, **claim(tmp_path, start=start, start_epoch=1, states=dict(enumerate(states(folder), 1))))
-    histories.add((folder / "metrics/history.csv").read_bytes())
-    assert len(histories) == 1
+    assert [[len(state) for state in states(folder)] for folder in folders] == [[64, 64, 64], [0, 64, 0], [0, 0, 0]]
+    assert len({files.sha256(folder / "models/model.safetensors") for folder in folders}) == 1
 
 
 def claim(folder: Path, **values: object) -> dict[str, Any]:
@@ -104,21 +90,16 @@ def test_a_training_goes_on_from_a_kept_state(tmp_path: Path) -> None:
     assert outputs(rest) == outputs(whole)
 
 
-def test_a_training_ends_at_the_first_other_state(tmp_path: Path) -> None:
+def test_a_training_ends_at_the_first_other_state(claimed: Path, tmp_path: Path) -> None:
     """The epoch is in the file; a start state that is not the claimed one trains nothing."""
-    first = small_world(tmp_path / "first", run__keep_states=1, train__epochs=3)
-    launch(first)
-    claimed = dict(enumerate(states(first), 1)) | {2: DIGEST}
-    again = small_world(tmp_path / "again", train__epochs=3)
-    done = launch(again, check=False, **claim(tmp_path, states=claimed))
-    assert done.returncode == 1
+    false = dict(enumerate(states(claimed), 1)) | {2: DIGEST}
+    again = small_world(tmp_path / "again", **EPOCHS)
+    done = launch(again, check=False, **claim(tmp_path, states=false))
+    assert (done.returncode, "epoch 1/3" in done.stderr, "epoch 3/3" in done.stderr) == (1, True, False)
     assert json.loads((tmp_path / "difference.json").read_text()) == 2
-    assert "epoch 1/3" in done.stderr
-    assert "epoch 3/3" not in done.stderr
-    start = str(first / "states/epoch-0002.pt")
-    done = launch(again, check=False, **claim(tmp_path, states=claimed, start=start, start_epoch=2))
-    assert done.returncode == 1
-    assert "epoch 3/3" not in done.stderr
+    start = str(claimed / "states/epoch-0002.pt")
+    done = launch(again, check=False, **claim(tmp_path, states=false, start=start, start_epoch=2))
+    assert (done.returncode, "epoch 3/3" in done.stderr) == (1, False)
 
 
 def first_difference(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -167,84 +148,56 @@ def test_segments_are_drawn_by_a_seed_and_divided_into_parts() -> None:
 
 
 @pytest.fixture(scope="module")
-def claimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished project of three epochs that has kept each state: 20 seconds, a whole pipeline under DVC.
-
-    Its checkpoint is copied, too. Whoever repeats the training takes no copy, makes none, and removes none. A forger
-    trains another run, which has its own copies.
-    """
-    project = tmp_path_factory.mktemp("claimed") / "project"
-    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
-    copies = str(project.parent / "copies")
-    create_project(project, **drawn, train__epochs=3, run__keep_states=1, run__checkpoint_copy=copies)
-    call(project, sys.executable, "-m", "pipeline", "repro")
-    commit(project)
-    (copies_of_run,) = (project.parent / "copies").iterdir()
-    before = digests(copies_of_run, ".")
-    assert "checkpoint.pt" in before
-    yield project
-    assert digests(copies_of_run, ".") == before
+def claimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of three epochs that has kept each state."""
+    folder = small_world(tmp_path_factory.mktemp("claimed") / "project", run__keep_states=1, **EPOCHS)
+    launch(folder)
+    return folder
 
 
 @pytest.fixture
-def project(claimed: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed by a test; TMPDIR for work copies is beside it."""
-    (tmp_path / "temporary").mkdir()
-    return shutil.copytree(claimed, tmp_path / "project", symlinks=True)
+def project(claimed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working folder. A checker repeats it without Git and DVC, in forked processes."""
+
+    def copy(place: Path, *_: object) -> WorkCopy:
+        return WorkCopy(small_world(place, **EPOCHS), params.load())
+
+    def train(_: object, cwd: Path, env: Mapping[str, str]) -> int:
+        return launch(cwd, check=False, PERENNIAL_CLAIM=env["PERENNIAL_CLAIM"]).returncode
+
+    folder = shutil.copytree(claimed, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(segments, "make_copy", copy)
+    monkeypatch.setattr(repetition, "variables", lambda _: {})
+    monkeypatch.setattr(children, "run", train)
+    return folder
 
 
-@WHOLE
-def test_an_audit_of_a_true_claim(project: Path) -> None:
-    """Two of three segments have the same states; a statement says so."""
-    done = verify(project, "audit", "0.5", "--seed", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count(": the same states") == 2
-    assert "33%" in done.stderr
-    stage = verify(project, "--stage", "card", "--json")
-    assert stage.returncode == 0, stage.stderr
-    tests = [json.loads(each.stdout)["predicate"]["passedTests"] for each in (done, stage)]
-    assert tests == [["audit 0.5 of train, seed 3, part 1/1"], ["card"]]
-    for option, value in (("--processes", "2"), ("--part", "3/3")):  # without elastic; two are drawn
-        refused = verify(project, "audit", "0.5", option, value)
-        assert refused.returncode == 1
-        assert refused.stderr.startswith(f"verify: {option}: ")
+def audit(project: Path, share: float, part: tuple[int, int] = (1, 1), processes: int | None = None) -> int:
+    """Audit a share of the segments, with the outputs as they are now in dvc.lock."""
+    hashes = {name: files.md5(project / name) for name in outputs(project)}
+    return segments.audit(params.load(), {"train": {"deps": {}, "outs": hashes}}, share, 3, part, processes)
 
 
-@FURTHER
-def test_one_checker_repeats_a_part(project: Path) -> None:
-    """Of two segments that are drawn, one."""
-    part = verify(project, "audit", "0.5", "--seed", "3", "--part", "2/2")
-    assert part.returncode == 0
-    assert part.stdout.count(": the same states") == 1
-
-
-def write_state(project: Path, epoch: int, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change the weights of a kept state."""
-    path = project / f"states/epoch-{epoch:04}.pt"
-    state = checkpoint.load(path)
-    change(state["model"])
-    checkpoint.save(path, state, keep_previous=False)
-
-
-def add_to_bias(weights: dict[str, torch.Tensor]) -> None:
-    """Another bias of the head."""
-    weights["fc.bias"] += 1
+def test_an_audit_of_a_true_claim(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of three segments have the same states; one checker of two repeats one of them."""
+    assert audit(project, 0.5) == 0
+    said = capsys.readouterr().out
+    assert (said.count(": the same states"), "33%" in said) == (2, True)
+    assert audit(project, 0.5, part=(2, 2)) == 0
+    assert capsys.readouterr().out.count(": the same states") == 1
+    with refuses(("--part", "value")):
+        audit(project, 0.5, part=(3, 3))
+    with refuses(("--processes", "pair")):  # without elastic
+        audit(project, 0.5, processes=2)
 
 
 def edit_history(project: Path, epoch: int, state: str) -> None:
-    """Another state of an epoch in the history, as if DVC had recorded it."""
+    """Another state of an epoch in the history."""
     path = project / "metrics/history.csv"
-    rows = files.read_csv(path)
-    text = path.read_text().replace(rows[epoch - 1][STATE], state)
+    text = path.read_text().replace(states(project)[epoch - 1], state)
     files.remove(path)
     path.write_text(text)
-    record(project)
-
-
-def record(project: Path) -> None:
-    """Record the outputs as they are, and commit."""
-    call(project, "dvc", "commit", "--force")
-    commit(project)
 
 
 def made_up(project: Path) -> None:
@@ -256,74 +209,68 @@ def made_up(project: Path) -> None:
 def other_weights(project: Path) -> None:
     """A model with other weights than those of the last state."""
     path = project / "models/model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    files.remove(path)
-    path.write_bytes(content)
-    record(project)
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
 
 def skipped_step(project: Path) -> None:
     """A training that goes on from another state after epoch 1, as if a step had been left out; its claim fits it."""
-    write_state(project, 1, add_to_bias)
-    forged = checkpoint.load(project / "states/epoch-0001.pt")
-    progress = forged["progress"]
-    *rows, last = progress["history"]
-    last = {name: value for name, value in last.items() if name != STATE}
+    path = project / "states/epoch-0001.pt"
+    forged = checkpoint.load(path)
+    forged["model"]["fc.bias"] += 1
+    checkpoint.save(path, forged, keep_previous=False)
+    *rows, last = forged["progress"]["history"]
+    history = [*rows, {name: value for name, value in last.items() if name != STATE}]
     content = {name: forged[name] for name in ("model", "precision", "optimizer", "ema")}
-    edit_history(project, 1, chain.sha256({**content, "progress": {**progress, "history": [*rows, last]}}))
-
-
-def exchange(one: Path, two: Path) -> None:
-    """Give each of two files the content of the other."""
-    contents = [path.read_bytes() for path in (two, one)]
-    for path, content in zip((one, two), contents, strict=True):
-        files.remove(path)
-        path.write_bytes(content)
+    edit_history(project, 1, chain.sha256({**content, "progress": {**forged["progress"], "history": history}}))
 
 
 def swapped_states(project: Path) -> None:
     """The states of two epochs, exchanged: they join nothing."""
-    exchange(*(project / f"states/epoch-{epoch:04}.pt" for epoch in (1, 2)))
+    one, two = (project / f"states/epoch-000{epoch}.pt" for epoch in (1, 2))
+    one.rename(project / "aside")
+    two.rename(one)
+    (project / "aside").rename(two)
 
 
 def swapped_image(project: Path) -> None:
-    """A training on other images than those of dvc.lock: two of two classes are exchanged. Its claim fits it."""
-    copy = shutil.copytree(project, project.parent / "other", symlinks=True)
-    (copy / "dvc.lock").unlink()  # else its stages would refuse the image
-    first = {row["class"]: copy / "data/images" / row["path"] for row in files.read_csv(copy / "data/split.csv")}
-    exchange(*list(first.values())[:2])
-    for stage in ("split", "prepare", "train"):
-        call(copy, sys.executable, "-m", "pipeline", stage)
-    for name in ("states", "models", "metrics/history.csv", "metrics/train.json"):
-        files.remove(project / name)
-        (shutil.copytree if (copy / name).is_dir() else shutil.copyfile)(copy / name, project / name)
-    record(project)
+    """A training on other images than those of the commit: two of two classes are exchanged. Its claim fits it."""
+    images = np.fromfile(project / "data/packed/images-00000.bin", np.uint8).reshape(-1, 40, 40, 3)
+    with files.atomic_folder(project / "data/packed") as packing:
+        packed.write(packing, iter(images[[1, 0, *range(2, len(images))]]), len(images), 40)
+    for name in ("runs", "states", "models", "metrics"):
+        shutil.rmtree(project / name)
+    launch(project)
 
 
-@WHOLE
-@pytest.mark.parametrize(
-    "forge",
-    [
-        made_up,
-        *(
-            pytest.param(each, marks=FURTHER)
-            for each in (skipped_step, swapped_image, other_weights, swapped_states)
-        ),
-    ],
-)  # fmt: skip
-def test_an_audit_of_everything_refuses_a_forged_claim(project: Path, forge: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("forge", [made_up, skipped_step, swapped_image, other_weights, swapped_states])
+def test_an_audit_of_everything_refuses_a_forged_claim(
+    project: Path, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing of it stays unnoticed if every segment is repeated."""
     forge(project)
-    done = verify(project, "audit", "1", "--seed", "3")
-    assert done.returncode == DIFFERENT
-    assert "verify: differs: " in done.stdout, done.stderr
+    assert audit(project, 1) == DIFFERENT
+    assert "verify: differs: " in capsys.readouterr().out
 
 
-@FURTHER
-def test_verify_ends_at_the_first_other_epoch(project: Path) -> None:
-    """It names the epoch, and does not train on."""
+@pytest.mark.nightly("a project under DVC, repeated three times; make test has the audit without DVC")
+def test_a_project_is_audited_and_its_first_other_epoch_named(tmp_path: Path) -> None:
+    """A statement has what was repeated."""
+    (tmp_path / "temporary").mkdir()
+    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
+    copies: dict[str, Any] = {"run__checkpoint_copy": str(tmp_path / "copies")}
+    project = create_project(tmp_path / "project", **drawn, **EPOCHS, run__keep_states=1, **copies)
+    call(project, sys.executable, "-m", "pipeline", "repro")
+    commit(project)
+    (copies_of_run,) = (tmp_path / "copies").iterdir()
+    before = digests(copies_of_run, ".")
+    assert "checkpoint.pt" in before
+    done = verify(project, "audit", "0.5", "--seed", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicate"]["passedTests"] == ["audit 0.5 of train, seed 3, part 1/1"]
     edit_history(project, 2, DIGEST)
+    call(project, "dvc", "commit", "--force")
+    commit(project)
     done = verify(project, "--stage", "train")
     assert done.returncode == DIFFERENT
     assert "in epoch 2 of 3; the state after epoch 1 is the same" in done.stdout
+    assert digests(copies_of_run, ".") == before

@@ -9,20 +9,21 @@ import pytest
 
 from pipeline.attest import clone
 from pipeline.base import files
-from pipeline.base.errors import NOT_HERE
+from pipeline.base.errors import NOT_HERE, Kind, UserError
+from pipeline.commands import verify as verify_here
 from pipeline.versioning import dvc_lock
 from tests.helpers.projects import call, commit, edited, verify
 from tests.helpers.refusals import refuses
 
-AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each exit status")
-REPEATS = pytest.mark.slow("every stage under DVC; make test refuses what is refused before a stage runs")
+AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")
 
 
 @pytest.fixture
-def published(finished: Path, tmp_path: Path) -> Path:
-    """A repository with a finished run, without the outputs: what somebody else can clone, to be changed by a test."""
+def published(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with a finished run, without the outputs: the working folder, to be changed by a test."""
     folder = tmp_path / "published"
     call(finished, "git", "clone", "--quiet", str(finished), str(folder))
+    monkeypatch.chdir(folder)
     return folder
 
 
@@ -33,15 +34,24 @@ def cloned(published: Path) -> Path:
     return published.parent / "clone"
 
 
-@REPEATS
+def test_a_clone_of_a_published_run_can_be_repeated(published: Path) -> None:
+    """Nobody needs its outputs, but one stage alone needs its inputs."""
+    stage_hashes = dvc_lock.read()
+    assert clone.is_here(stage_hashes)
+    assert clone.checked("")[1] == stage_hashes
+    with pytest.raises(UserError) as refused:
+        verify_here.verify("train")
+    assert ("data/packed", "differs") in [(fault.key, fault.kind) for fault in refused.value.faults]
+
+
+@pytest.mark.nightly("every stage under DVC; make test-ci repeats the run of a folder, and checks such a clone")
 def test_a_published_run_is_repeated_and_stated(published: Path) -> None:
-    """Nobody needs its outputs, and the clone gets none."""
+    """The clone gets no outputs."""
     folder = cloned(published)
     done = verify(folder, "--json")
     assert done.returncode == 0, done.stderr
-    outs = [out for hashes in dvc_lock.read(published / dvc_lock.LOCK).values() for out in hashes["outs"]]
-    lines = done.stderr.splitlines()
-    assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
+    same = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("  same")]
+    assert same == [*dvc_lock.outputs(dvc_lock.read())]
     stated = json.loads(done.stdout)
     assert [each["name"] for each in stated["subject"]] == ["dvc.lock"]
     assert stated["predicate"]["passedTests"][:2] == ["download", "split"]
@@ -59,7 +69,7 @@ def without_a_run(project: Path) -> None:
     call(project, "git", "add", "--force", "models")
 
 
-@pytest.mark.nightly("every stage under DVC; make test-ci repeats a claim")
+@pytest.mark.nightly("every stage under DVC; make test-ci repeats the run of a folder")
 def test_an_output_in_the_commit_is_no_result(published: Path) -> None:
     """It is removed before the stages run, so a stage that does not run has none."""
     without_a_run(published)
@@ -122,38 +132,29 @@ def hiding(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "key", "status"),
+    ("tamper", "key", "kind"),
     [
-        pytest.param(edited("params.yaml", "lr: 0.01", "lr: 0.02"), "the stage train", 1, marks=AGAIN),
-        pytest.param(copying, "the stage evaluate", 1, marks=AGAIN),
-        pytest.param(edited("params.yaml", "device: cpu", "device: cuda"), "train.device", NOT_HERE, marks=AGAIN),
-        (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", NOT_HERE),
-        (compiled, "pipeline/stages/__pycache__/evaluate.cpython-311.pyc", 1),
-        pytest.param(linked, "log.txt", 1, marks=AGAIN),
-        pytest.param(other_figures, "metrics/eval.json", 1, marks=AGAIN),
-        pytest.param(other_folder, "data/pretrained/a.dvc", 1, marks=AGAIN),
-        pytest.param(other_cache, ".dvc/config", 1, marks=AGAIN),
-        (hiding, "dvc.py", 1),
+        pytest.param(edited("params.yaml", "lr: 0.01", "lr: 0.02"), "the stage train", "differs", marks=AGAIN),
+        (copying, "the stage evaluate", "differs"),
+        (edited("params.yaml", "device: cpu", "device: cuda"), "train.device", "machine"),
+        (edited("requirements/lock.txt", "torch==", "torch==0"), "requirements/lock.txt", "machine"),
+        (compiled, "pipeline/stages/__pycache__/evaluate.cpython-311.pyc", "value"),
+        (linked, "log.txt", "value"),
+        pytest.param(other_figures, "metrics/eval.json", "differs", marks=AGAIN),
+        pytest.param(other_folder, "data/pretrained/a.dvc", "value", marks=AGAIN),
+        pytest.param(other_cache, ".dvc/config", "value", marks=AGAIN),
+        (hiding, "dvc.py", "value"),
     ],
     ids=["params", "copy", "GPU", "packages", "compiled", "link", "figures", "folder", "cache", "hiding"],
 )  # fmt: skip
 def test_a_repository_that_cannot_be_checked_is_refused(
-    published: Path, tamper: Callable[[Path], None], key: str, status: int
+    published: Path, tamper: Callable[[Path], None], key: str, kind: Kind
 ) -> None:
     """Before any of its stages runs. The fault has its key."""
     tamper(published)
     commit(published)
-    done = verify(cloned(published))
-    assert done.returncode == status, done.stderr
-    assert any(line.startswith(f"verify: {key}: ") for line in done.stderr.splitlines()), done.stderr
-
-
-@AGAIN
-def test_one_stage_needs_its_inputs(published: Path) -> None:
-    """They are missing in a clone. The refusal says what brings them."""
-    done = verify(cloned(published), "--stage", "train")
-    assert done.returncode == 1
-    assert any(line.startswith("verify: data/packed: ") for line in done.stderr.splitlines()), done.stderr
+    with refuses((key, kind)):
+        clone.checked("")
 
 
 def test_photos_that_no_remote_has_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.helpers.refusals import refuses
 
 FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
 IMAGES = {"train": 400, "val": 50, "test": 100}
+OURS, THEIRS = train_figures(0.25), eval_figures(0.5)
 
 
 def revision(name: str, **changes: Any) -> Revision:
@@ -40,18 +42,17 @@ def lines(*all_of: Revision, as_markdown: bool = False) -> list[str]:
     return list((compare.markdown if as_markdown else compare.plain)(rows))
 
 
-def test_only_changed_params_are_shown() -> None:
-    """The first row has its value of each, the others what differs from it."""
+def test_only_changed_params_are_shown_and_accuracies_have_the_interval_of_their_images() -> None:
+    """The first row has its value of each, the others what differs from it. Markdown has the same cells."""
     others = {"train.lr": 0.2, "train.ema": True}
     table = lines(revision("a"), revision("b", params=others), revision("c"))
     assert [line.split()[-1] for line in table] == ["params", "train.lr=0.1", "train.lr=0.2", "–"]
-
-
-def test_accuracies_have_the_interval_of_their_images() -> None:
-    """Wilson's interval of 80 right answers of 100, and of 45 of 50; without the number of images none."""
     row = compare.cells(revision("a"), revision("a"), [])
-    assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]
+    assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]  # Wilson's, 45 of 50 and 80 of 100
     assert compare.cells(revision("a", images={}), revision("a"), [])[1:3] == ["0.900", "0.800"]
+    table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
+    assert table[1] == "|---|---|---|---|---|---|---|"
+    assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
 
 
 def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
@@ -68,13 +69,6 @@ def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
     assert compare.cells(untimed, first, [])[4:6] == ["–", "–"]
     assert list(compare.notes([first])) == []
     assert [len(list(compare.notes([first, one]))) for one in (failed, trained, untimed)] == [1, 1, 1]
-
-
-def test_markdown_has_the_same_cells() -> None:
-    """One row per revision, and a line of dashes below the head."""
-    table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
-    assert table[1] == "|---|---|---|---|---|---|---|"
-    assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
 
 
 def answers(*right: bool) -> list[dict[str, str]]:
@@ -96,26 +90,18 @@ def test_of_two_the_better_one_is_named_and_whether_it_is_significant() -> None:
     assert not re.search("better|more", compare.describe_test(("x", "y"), (few, few)))
 
 
-def test_without_the_same_test_images_there_is_no_test() -> None:
-    """Accuracies on other images cannot be compared. Without predictions there is nothing to compare."""
-    for of_y, possible in (([True] * 3, False), ([], False), ([False] * 2, True)):
-        reason = compare.reason_against_test(("x", "y"), (answers(True, True), answers(*of_y)))
-        assert (reason == "") == possible
-
-
-@pytest.mark.parametrize(("images", "is_tested"), [(5, False), (6, True)])
-def test_few_images_in_common_are_no_test(images: int, is_tested: bool) -> None:
-    """Of five images no difference is significant: without other images it is said, with other images it is refused."""
-    one, other = answers(*[True] * images), answers(*[True] * (images + 3))
-    assert (compare.reason_against_test(("x", "y"), (one, other)) == "") is is_tested
-    assert compare.reason_against_test(("x", "y"), (one, one)) == ""
+@pytest.mark.parametrize(
+    ("of_x", "of_y", "is_tested"),
+    [(2, 0, False), (2, 2, True), (2, 3, False), (5, 8, False), (6, 9, True)],
+)
+def test_without_the_same_test_images_there_is_no_test(of_x: int, of_y: int, is_tested: bool) -> None:
+    """Of five images no difference is significant: with other images besides, it is refused. So it is without any."""
+    tables = (answers(*[True] * of_x), answers(*[True] * of_y))
+    assert (compare.reason_against_test(("x", "y"), tables) == "") is is_tested
 
 
 def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And after a label was corrected. How many are left out is said, and the page has the accuracies on these images.
-
-    Of ten images of x, one has another label in y, which has four more, in another order.
-    """
+    """And after a label was corrected: how many are left out is said, and the figures are of the others."""
     of_x = answers(*[True] * 4, *[False] * 6)
     of_y = [{**row, "prediction": row["label"]} for row in answers(*[False] * 14)][::-1]
     of_y[-1] = {"path": "0.png", "label": "b", "prediction": "b"}
@@ -135,7 +121,7 @@ def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monke
     assert "left out" in shown.one("section", id="better").text
 
 
-def output_of(folder: Path, *arguments: str, check: bool = True) -> str:
+def compared(folder: Path, *arguments: str, check: bool = True) -> str:
     """What the command prints."""
     done = call(folder, sys.executable, "-m", "pipeline", "compare", *arguments, check=check)
     assert "Traceback" not in done.stderr
@@ -143,110 +129,98 @@ def output_of(folder: Path, *arguments: str, check: bool = True) -> str:
 
 
 @pytest.mark.nightly("several runs of DVC; make test has the table and the test of significance")
-def test_real_experiments_are_compared(tmp_path: Path) -> None:
+def test_real_experiments_are_compared(finished: Path, tmp_path: Path) -> None:
     """Of a commit, an experiment, one that waits and one that failed: figures, changed params, and time."""
-    folder = create_project(
-        tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
-    )  # fmt: skip
-    call(folder, "dvc", "repro")
-    commit(folder)
-    call(folder, "dvc", "exp", "run", "--queue", "--name", "broken", "-S", "train.batch_size=5000")
-    call(folder, "dvc", "exp", "run", "--queue", "--name", "calm", "-S", "train.lr=0.001")
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    for name, setting in (("broken", "train.batch_size=5000"), ("calm", "train.lr=0.001")):
+        call(folder, "dvc", "exp", "run", "--queue", "--name", name, "-S", setting)
     call(folder, "dvc", "exp", "run", "--run-all", check=False)
     call(folder, "dvc", "exp", "run", "--queue", "--name", "later", "-S", "train.lr=0.07")
     shutil.rmtree(folder / "metrics")  # figures are those of the revisions, not those that lie here
-
-    table, _, below = output_of(folder).partition("\n\n")
+    table, _, below = compared(folder).partition("\n\n")
     row = {line.split()[0]: line for line in table.splitlines()}
     figures = json.loads(call(folder, "git", "show", "HEAD:metrics/eval.json").stdout)
     assert f"{figures['accuracy']:.3f} ({figures['accuracy_low']:.3f}-{figures['accuracy_high']:.3f})" in row["HEAD"]
-    assert "–" not in row["HEAD"]  # runs/ knows its time
+    assert "–" not in row["HEAD"] + row["calm"]  # runs/ knows their times, also after DVC has removed the copy
     assert row["broken"].split()[1:] == ["failed", "train.batch_size=5000"]
     assert row["later"].split()[1:] == ["queued", "train.lr=0.07"]
     assert row["calm"].endswith("train.lr=0.001")
-    assert "–" not in row["calm"]  # its time, and its curves, stay after DVC has removed the copy that it ran in
-    (board,) = folder.glob("runs/shufflenet_v2_x0_5-fp32-single-calm-????????")
+    (board,) = folder.glob("runs/squeezenet1_1-fp32-single-calm-????????")
     assert list(board.glob("events.out.*"))
     assert "dvc queue logs broken" in below
-    assert "reports/compare.html" in output_of(folder, "HEAD", "calm")
-    page = (folder / "reports/compare.html").read_text()
-    assert "<code>train.lr</code>" in page
-    assert f"{figures['accuracy']:.4f}" in page
-    assert output_of(folder, "--md", "HEAD", "calm").startswith("| ")
-    assert "nowhere: " in output_of(folder, "nowhere", check=False)
-
-
-def commands(title: str) -> list[str]:
-    """The commands of a section of docs/experiments.md, without their comments, with this Python's program."""
-    text = (PROJECT / "docs/experiments.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
-    lines = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
-    return [line.replace("perennial ", "python -m pipeline ") for line in lines]
+    assert "reports/compare.html" in compared(folder, "HEAD", "calm")
+    assert f"{figures['accuracy']:.4f}" in (folder / "reports/compare.html").read_text()
+    assert compared(folder, "--md", "HEAD", "calm").startswith("| ")
+    assert "nowhere: " in compared(folder, "nowhere", check=False)
 
 
 @pytest.mark.nightly("several runs of DVC, as a reader of docs/experiments.md does them")
-def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
+def test_the_documents_way_of_comparing_works_from_its_first_line(finished: Path, tmp_path: Path) -> None:
     """After a first run every command of the section works, in its order, and the last one gives back the commit."""
-    folder = create_project(
-        tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
-    )  # fmt: skip
-    call(folder, "dvc", "repro")
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
     for name in ("user.name", "user.email"):
         call(folder, "git", "config", name, "reader@localhost")
     lock = (folder / "dvc.lock").read_bytes()
-    lines = [line for line in commands("Changing a setting and comparing") if not line.startswith("tensorboard")]
+    section = (PROJECT / "docs/experiments.md").read_text().partition("\n## Changing a setting and comparing\n")[2]
+    commands = section.partition("```bash\n")[2].partition("```")[0].replace("perennial ", "python -m pipeline ")
+    lines = [line.split("  #")[0].rstrip() for line in commands.splitlines() if not line.startswith("tensorboard")]
     said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {line}").stdout for line in lines]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
-    assert "metrics/eval.json" in call(folder, "git", "ls-files", "metrics").stdout
     _, _, table, two, experiments, diff, _ = said
     assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "jitter"]
     assert "McNemar's exact test" in two
     assert all(name in experiments for name in ("val_accuracy", "accuracy", "train.color_jitter"))
-    assert "macro_f1" not in experiments
     assert max(map(len, experiments.splitlines())) <= 110
     assert "…" not in experiments  # no column is cut
     assert "val_accuracy" in diff
     assert (folder / "dvc.lock").read_bytes() == lock
 
 
-def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project without a run, as the working folder."""
+    monkeypatch.chdir(create_project(tmp_path / "project"))
+    return tmp_path / "project"
+
+
+def revision_of(name: str) -> Revision:
+    """What is known of a revision of the working folder."""
+    return revisions.read(name, {}, params.load().paths)
+
+
+def test_params_older_than_a_setting_are_those_of_the_run(folder: Path) -> None:
     """A file that lacks a newer setting has its default value in the table, and its figures are its own."""
-    folder = create_project(tmp_path / "project")
     raw = read_params(folder / "params.yaml")
     del raw["train"]["label_smoothing"]
     write_params(folder / "params.yaml", raw)
     outs = [{"path": "metrics/eval.json", "md5": "0" * 32}]
     stages = {"train": {"cmd": "", "params": {"params.yaml": {"train": raw["train"]}}, "outs": outs}}
     write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
-    ours, theirs = train_figures(0.25), eval_figures(0.5)
-    for one in (ours, theirs):
+    for one in (OURS, THEIRS):
         figures.write(folder / "metrics", one)
     commit(folder)
-    monkeypatch.chdir(folder)
-    head = revisions.read("HEAD", {}, params.load().paths)
-    assert (head.state, head.figures) == ("", figures.by_name(ours) | figures.by_name(theirs))
+    head = revision_of("HEAD")
+    assert (head.state, head.figures) == ("", figures.by_name(OURS) | figures.by_name(THEIRS))
     assert head.params["train.label_smoothing"] == read_params()["train"]["label_smoothing"]
     write_params(folder / "params.yaml", change(raw, train__lr=123.0))
-    assert revisions.read("workspace", {}, params.load().paths).state == revisions.OTHER_PARAMS
+    assert revision_of("workspace").state == revisions.OTHER_PARAMS
 
 
-def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_the_model_before_are_not_those_of_this_one(folder: Path) -> None:
     """After a training that ran alone, eval.json is of the model before: the revision has no test accuracy."""
-    folder = create_project(tmp_path / "project")
-    monkeypatch.chdir(folder)
-    ours, theirs = train_figures(0.25), eval_figures(0.5)
-    for one in (ours, theirs):
+    for one in (OURS, THEIRS):
         figures.write(folder / "metrics", one)
     weights = "models/model.safetensors"
-    of_both = figures.by_name(ours) | figures.by_name(theirs)
-    for evaluated, values in (("1" * 32, of_both), ("2" * 32, figures.by_name(ours))):
+    of_both = figures.by_name(OURS) | figures.by_name(THEIRS)
+    for evaluated, values in (("1" * 32, of_both), ("2" * 32, figures.by_name(OURS))):
         train = [{"path": path, "md5": "1" * 32} for path in (weights, "metrics/train.json")]
         evaluate = {"deps": [{"path": weights, "md5": evaluated}], "outs": [{"path": "metrics/eval.json", "md5": "3"}]}
         stages = {"train": {"cmd": "", "outs": train}, "evaluate": {"cmd": "", **evaluate}}
         write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
-        assert revisions.read("workspace", {}, params.load().paths).figures == values
+        assert revision_of("workspace").figures == values
     (folder / "metrics/train.json").write_text("{}")
     with refuses(("metrics/train.json of workspace", "damaged")):
-        revisions.read("workspace", {}, params.load().paths)
+        revision_of("workspace")
 
 
 def test_a_remote_that_closes_its_connection_is_an_error() -> None:
@@ -263,18 +237,16 @@ def test_a_remote_that_closes_its_connection_is_an_error() -> None:
         os.close(writing)
 
 
-def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
     """With what is allowed. A commit from before the first run has no figures."""
-    folder = create_project(tmp_path / "project")
-    monkeypatch.chdir(folder)
-    paths = params.load().paths
     for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):
-        for question in (lambda: revisions.read(name, {}, paths), lambda: fetch(name, [], tmp_path)):  # noqa: B023
+        for question in (partial(revision_of, name), partial(fetch, name, [], tmp_path)):
             with pytest.raises(UserError) as refused:
                 question()
             assert [fault.kind for fault in refused.value.faults] == ["unknown"]
             assert str(refused.value).startswith(name[:100] or repr(""))
             assert len(str(refused.value)) < 400
-    head = revisions.read("HEAD", {}, paths)
+    head = revision_of("HEAD")
     assert head.state == revisions.NO_RUN
     assert len(list(compare.notes([head]))) == 1

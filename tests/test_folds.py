@@ -1,13 +1,9 @@
 """`perennial folds` tests every image once, by a model not trained on it; a killed study gives the same bytes."""
 
 import itertools
-import json
 import random
 import re
 import shutil
-import sys
-from argparse import Namespace
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +12,18 @@ import numpy as np
 import pytest
 
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT, Kind, UserError
+from pipeline.base.errors import DIFFERENT, Kind
 from pipeline.commands import folds
 from pipeline.config import params
-from pipeline.data import corrections
+from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.studies import answers, record, store, study, workcopy
+from pipeline.studies import answers, record, study, workcopy
 from pipeline.studies.pooling import FoldPredictions
 from pipeline.studies.record import Part, Record
 from pipeline.studies.store import Result
 from pipeline.studies.workcopy import WorkCopy
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
-from tests.helpers.datasets import put
 from tests.helpers.projects import call, create_project, link_code
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
@@ -44,12 +39,9 @@ A_PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b
 A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"}, figures={}, parts=(A_PART,))
 
 
-STUDY = pytest.mark.slow("trains two folds under DVC; make test sweeps, with the same runner and work copies")
-
-
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project in which two folds were trained and tested, two at a time."""
+    """A project in which two folds were trained and tested, two at a time; so many epochs that a kill meets one."""
     project = create_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
     call(project, "python", "-m", "pipeline", *TWO_FOLDS)
     return project
@@ -65,32 +57,31 @@ def outputs(project: Path) -> dict[str, Any]:
     }
 
 
-@STUDY
+@pytest.mark.nightly("trains two folds under DVC; make test-ci sweeps, with the same runner and work copies")
 def test_every_image_is_tested_once(studied: Path) -> None:
     """The table has each drawn image once, the record counts them, and the accuracy is that of the table."""
     rows = files.read_csv(studied / "metrics/folds/predictions.csv")
-    assert Counter(row["path"] for row in rows).most_common(1)[0][1] == 1
-    summary = json.loads((studied / "metrics/folds/summary.json").read_bytes())
-    assert len(rows) == summary["figures"]["images"] == sum(part["images"] for part in summary["parts"]) == 60
-    assert summary["origin"]["commit"] == call(studied, "git", "rev-parse", "HEAD").stdout.strip()
-    assert len(summary["origin"]["images"]) == 64
+    assert len({row["path"] for row in rows}) == len(rows) == 60
+    summary = record.read(studied / "metrics/folds/summary.json")
+    assert summary.figures["images"] == sum(part.images for part in summary.parts) == 60
+    assert summary.origin.commit == call(studied, "git", "rev-parse", "HEAD").stdout.strip()
+    assert len(summary.origin.images) == 64
     right = sum(row["label"] == row["prediction"] for row in rows)
-    assert summary["figures"]["accuracy"] == pytest.approx(right / 60, abs=1e-9)
+    assert summary.figures["accuracy"] == pytest.approx(right / 60, abs=1e-9)
     assert "perennial folds --folds 2 --seeds 1" in (studied / "reports/folds.html").read_text()
     # In the folder of the user Git sees the tables alone: no params, no dvc.lock and no work copy.
     assert call(studied, "git", "status", "--short").stdout == "?? metrics/\n"
     assert not (studied / FOLDER).exists()
 
 
-@pytest.mark.nightly("a study under DVC that is killed twice; make test has the store, and kills jobs and trainings")
+@pytest.mark.nightly(
+    "a study under DVC that is killed three times; make test has the store, and kills jobs and trainings"
+)
 def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
-    """The command and a DVC in a work copy are killed (KILL), at moments that are drawn; test_sweep.py kills a training
-    in one. A power cut also empties an object of the cache. Each start takes what has ended from the run cache, and a
-    last one trains nothing.
-    """
+    """The command, a DVC and a training in a work copy are killed (KILL), and an object of the cache is emptied."""
     project = create_project(tmp_path / "killed" / "project", **SMALL)
-    source, last, copies = random.Random(27), 0, project / FOLDER
-    for victim in ((), ("dvc", "repro")):
+    source, last, copies = random.Random(27), 0, studied / FOLDER
+    for victim in ((), ("dvc", "repro"), ("pipeline", "train")):
         studies.remove_logs(copies)
         process = studies.start(project, *TWO_FOLDS)
         last += source.randrange(1, 4)  # a training goes on from its last epoch
@@ -117,11 +108,9 @@ def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Pa
     assert outputs(project) == outputs(studied)
 
 
-@pytest.mark.nightly("a study of one more fold; make test-ci has two, and a study that is killed")
+@pytest.mark.nightly("two more folds; make test has the comparison of a recipe with what it gives")
 def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None:
-    """From a folder with other params, the record of the study gives the same bytes again, and says so. The page has
-    the command.
-    """
+    """From a folder with other params, the record of the study gives the same bytes again, and says so."""
     project = shutil.copytree(studied, tmp_path / "project", symlinks=True)
     recipe = project / record.RECIPES / "mine.json"
     recipe.parent.mkdir(parents=True)
@@ -192,43 +181,28 @@ def test_several_seeds_are_one_record(
     assert re.findall(r"0\.\d+ ± 0\.\d+", capsys.readouterr().out) == ["0.8750 ± 0.2500", "0.8750 ± 0.1768"]
 
 
-@pytest.mark.parametrize(
-    ("number", "split", "kind", "words"),
-    [(5, "", "value", ("'emu'", "'fox'")), (3, "", "", ()), (3, "test", "pair", ("3 of 18", "photos"))],
-)
-def test_images_that_cannot_all_be_tested_are_refused_at_once(
-    number: int, split: str, kind: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the folders or the table alone, before a step is measured. Each class is named."""
-    monkeypatch.chdir(tmp_path)
-    files.write_text(corrections.FILE, corrections.EMPTY)
-    write_params(params.FILE, on_cpu(read_params(), data__source="folder", paths__inbox="photos"))
-    names = [
-        f"{label}/{number}.png" for label, count in (("cat", 11), ("emu", 4), ("fox", 3)) for number in range(count)
-    ]
-    for name in names:
-        put(Path("photos") / name, 0)
-    if split:
-        rows = [f"{name},{name.split('/')[0]},{split if name.endswith('/0.png') else ''}" for name in names]
-        Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
-    monkeypatch.setattr(store, "of_project", lambda *_: sys.exit())
-    with pytest.raises(UserError if kind else SystemExit) as refused:
-        folds.folds(Namespace(folds=number, seeds=None, jobs=1, recipe=None, on=""))
-    faults = getattr(refused.value, "faults", ())
-    assert [(fault.key, fault.kind) for fault in faults] == [("--folds", kind)] * bool(kind)
-    assert all(word in str(refused.value) for word in words)
+def test_images_that_cannot_all_be_tested_are_refused() -> None:
+    """By the folders or the table alone. Each class is named."""
+    photos = Survey("photos", 3, {"": 18}, sizes={"cat": 11, "emu": 4, "fox": 3})
+    folds.check_images(photos, 3)
+    with refuses(("--folds", "value")) as few:
+        folds.check_images(photos, 5)
+    assert all(word in few.value.faults[0].value for word in ("'emu'", "'fox'"))
+    with refuses(("--folds", "pair")) as given:
+        folds.check_images(replace(photos, split_counts={"": 15, "test": 3}, files=(Path("photos/1.png"),)), 3)
+    assert "3 of 18 images in photos" in given.value.faults[0].value
 
 
-def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:
-    """Whatever params.yaml has."""
+def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever params.yaml has. Other bytes than recorded have another exit status, and both accuracies are said."""
     recipe = replace(A_RECORD, parts=(A_PART, replace(A_PART, seed=7)))
     plan = folds.make_plan(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
     assert plan.changes(7, 1) == {"split.folds": 2, "train.lr": 0.1, "split.fold": 1, "train.seed": 7}
     assert (plan.folds, plan.seeds) == (2, [0, 7])
-
-
-def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says what differs, and both accuracies."""
+    for values, seeds, expected in (({}, None, (5, [0])), ({"split__folds": 7, "train__seed": 3}, 2, (7, [3, 4])),
+                                ({"train__seed": 2**32 - 1}, 2, (5, [2**32 - 1, 0]))):  # fmt: skip
+        plan = folds.make_plan(params.parse(on_cpu(read_params(), **values)), None, seeds, 1, None)
+        assert (plan.folds, list(plan.seeds)) == expected
     recipe = replace(A_RECORD, figures={"accuracy": 0.5})
     assert folds.compare_with_recipe(recipe, recipe, "mine") == 0
     other = replace(recipe, data={"split": "d"}, figures={"accuracy": 0.25})
@@ -236,18 +210,8 @@ def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pyte
     assert re.findall(r"0\.\d+", capsys.readouterr().out)[-2:] == ["0.2500", "0.5000"]
 
 
-def test_the_params_say_the_number_of_folds_unless_the_option_does() -> None:
-    """split.folds if it is above 1, else 5; the seeds follow train.seed."""
-    for values, seeds, expected in (({}, None, (5, [0])), ({"split__folds": 7, "train__seed": 3}, 2, (7, [3, 4])),
-                                ({"train__seed": 2**32 - 1}, 2, (5, [2**32 - 1, 0]))):  # fmt: skip
-        plan = folds.make_plan(params.parse(on_cpu(read_params(), **values)), None, seeds, 1, None)
-        assert (plan.folds, list(plan.seeds)) == expected
-
-
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
-    """Params, images, models or answers; equal ones say nothing. A file gives back what was written, and the default
-    value of each setting that came after it.
-    """
+    """Params, images, models or answers; equal ones say nothing."""
     record.write(tmp_path / "a.json", A_RECORD)
     whole = replace(A_RECORD, params=record.decisive(params.Params()) | A_RECORD.params)
     assert list(record.differences(record.read(tmp_path / "a.json"), whole)) == []

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +15,22 @@ from pipeline.sources import synthetic
 from tests.conftest import PROJECT
 from tests.helpers.browser import needs_chromium
 from tests.helpers.projects import call, commit
+from tests.helpers.trainings import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, in which `import perennial` finds the module that `make setup` installs."""
+def command(code: str) -> tuple[list[str], dict[str, str]]:
+    """Python with this code, for which `import perennial` finds the module that `make setup` installs; variables."""
     environ = {**os.environ, "PYTHONPATH": str(PROJECT / "requirements")}
-    command = [sys.executable, "-c", f"import sys, perennial\nproject = perennial.Project('roses')\n{code}"]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return [sys.executable, "-c", f"import sys, perennial\nproject = perennial.Project('roses')\n{code}"], environ
+
+
+def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run this code in a folder."""
+    words, environ = command(code)
+    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
 PROGRAM = """
@@ -71,21 +76,16 @@ print(project.metrics, "torch" in sys.modules)
 @pytest.mark.parametrize(("number", "reaches"), [(signal.SIGINT, "SIGINT"), (signal.SIGKILL, "SIGTERM")])
 def test_the_end_of_python_saves_the_run(number: int, reaches: str, fake: Path) -> None:
     """Ctrl-C reaches the run once, and Python goes on after the run has ended. If Python is killed, the run is told."""
-    code = """
-try: project.run()
-except KeyboardInterrupt: print(open("roses/saved").read())
-"""
-    environ = {**os.environ, "PYTHONPATH": str(PROJECT / "requirements")}
-    command = [sys.executable, "-c", f"import perennial\nproject = perennial.Project('roses')\n{code}"]
-    with subprocess.Popen(command, cwd=fake, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    words, environ = command("try: project.run()\nexcept KeyboardInterrupt: print(open('roses/saved').read())")
+    with subprocess.Popen(words, cwd=fake, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert [process.stdout.readline() for _ in range(2)] == ["repro\n", "steps\n"]
         process.send_signal(number)
         rest = process.stdout.read()
     assert rest == ("SIGINT\n" if number == signal.SIGINT else "")
-    while not (fake / "roses/saved").exists():
-        time.sleep(0.05)
-    assert (fake / "roses/saved").read_text() == reaches
+    saved = fake / "roses/saved"
+    wait_for(lambda: saved.exists() and saved.read_text(), "the run was not told")
+    assert saved.read_text() == reaches
 
 
 @needs_chromium

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -40,11 +41,6 @@ def states(forecasts: dict[str, Forecast]) -> dict[str, str]:
     return {stage: each.state for stage, each in forecasts.items() if each.state != "unchanged"}
 
 
-def reasons(each: Forecast) -> set[tuple[str, str, str]]:
-    """Kind, name and change of the reasons that are a stage's own."""
-    return {(reason.kind, reason.name, reason.change) for reason in each.reasons if reason.kind != "stage"}
-
-
 def really(folder: Path) -> dict[str, str]:
     """Run `perennial repro`. Returns what it did with each stage that was not unchanged."""
     (folder / in_process.SECONDS).unlink(missing_ok=True)
@@ -54,27 +50,38 @@ def really(folder: Path) -> dict[str, str]:
     return done | dict.fromkeys(in_process.read_notes(in_process.SECONDS), "runs")
 
 
-def snapshot(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """What a program could change of each file: inode, size, mtime."""
-    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
-    return {path: (path.lstat().st_ino, path.lstat().st_size, path.lstat().st_mtime_ns) for path in paths}
+def reasons(each: Forecast) -> set[tuple[str, str, str]]:
+    """Kind, name and change of the reasons that are a stage's own."""
+    return {(reason.kind, reason.name, reason.change) for reason in each.reasons if reason.kind != "stage"}
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `perennial plan --json` prints."""
+    assert plan.main(Namespace(json=True)) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_after_a_run_nothing_runs_and_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a run each stage is unchanged and its time known; the command ends with 0 and changes no file."""
-    before = snapshot(folder)
-    assert plan.main(Namespace(json=True)) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert [(each["stage"], each["state"], each["reasons"]) for each in answer["stages"]] == [
-        (stage, "unchanged", []) for stage in STAGES
+    """Each stage is unchanged and its time known, and no file changes. What this machine refuses is named."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    before = [path.lstat() for path in paths]
+    said = answer(capsys)
+    stages = [(each["stage"], each["state"], each["reasons"], each["seconds"] > 0) for each in said["stages"]]
+    assert (stages, said["refused"]) == ([(stage, "unchanged", [], True) for stage in STAGES], [])
+    assert [path for path in folder.rglob("*") if "__pycache__" not in path.parts] == paths
+    after = [path.lstat() for path in paths]
+    assert [(one.st_ino, one.st_size, one.st_mtime_ns) for one in after] == [
+        (one.st_ino, one.st_size, one.st_mtime_ns) for one in before
     ]
-    assert all(each["seconds"] > 0 for each in answer["stages"])
-    assert answer["refused"] == []
-    assert snapshot(folder) == before
+    set_params(folder, run__processes=2)
+    said = answer(capsys)
+    assert any("run.processes" in fault for fault in said["refused"])
+    assert said["stages"][STAGES.index("train")]["state"] == "runs"
 
 
 def test_a_param_names_the_stages_that_track_it_and_those_after_them(folder: Path) -> None:
     """Of the stage that tracks a changed param: old and new value; the stages after it may run; undone: unchanged."""
+    raw = read_params(folder / "params.yaml")
     set_params(folder, train__lr=0.5)
     forecasts = predict()
     # card and report show the param.
@@ -85,14 +92,12 @@ def test_a_param_names_the_stages_that_track_it_and_those_after_them(folder: Pat
     assert (reason.kind, reason.name, dict(reason.values)) == ("param", "train.lr", {"old": 0.01, "new": 0.5})
     assert [(reason.kind, reason.name) for reason in forecasts["evaluate"].reasons] == [("stage", "train")]
     assert [reason.name for reason in forecasts["export"].reasons] == ["train", "evaluate"]
-    set_params(folder, train__lr=0.01)
-    assert states(predict()) == {}
-
-
-def test_a_param_of_a_table_that_is_new_has_no_old_value(folder: Path) -> None:
-    """A setting that the params had no line for, and the number of processes of another way of parallelism."""
-    raw = read_params(folder / "params.yaml")
-    smoothing = raw["train"].pop("label_smoothing")
+    write_params(folder / "params.yaml", raw)
+    edited("dvc.yaml", "pipeline report\n", "pipeline  report\n")(folder)
+    forecasts = predict()
+    assert states(forecasts) == {"report": "runs"}
+    assert reasons(forecasts["report"]) == {("command", "report", "changed")}
+    smoothing = raw["train"].pop("label_smoothing")  # a setting that the params had no line for
     write_params(folder / "params.yaml", raw)
     (reason,) = predict()["train"].reasons
     assert (reason.name, [*reason.values]) == ("train.label_smoothing", ["old"])
@@ -124,18 +129,8 @@ def test_code_that_changed_is_named(folder: Path) -> None:
     assert [reason.files for reason in predict()["split"].reasons] == [{path: "removed"}]
 
 
-def test_a_command_that_changed_is_a_reason(folder: Path) -> None:
-    edited("dvc.yaml", "pipeline report\n", "pipeline  report\n")(folder)
-    forecasts = predict()
-    assert states(forecasts) == {"report": "runs"}
-    assert reasons(forecasts["report"]) == {("command", "report", "changed")}
-
-
 def test_an_output_that_is_lost_comes_from_the_cache(folder: Path) -> None:
-    """A lost or changed output comes from the cache, and what reads it stays; without its object, its stage runs.
-
-    A changed file of a folder is named.
-    """
+    """A lost or changed output comes from the cache, and what reads it stays; without its object, its stage runs."""
     image = next((folder / "data/images").rglob("*.png"))
     content = image.read_bytes()
     files.remove(image)
@@ -159,36 +154,23 @@ def test_an_output_that_is_lost_comes_from_the_cache(folder: Path) -> None:
     assert reasons(predict()["split"]) == {("output", "data/split.csv", "not in DVC's cache")}
 
 
-def test_without_dvc_lock_every_stage_runs(folder: Path) -> None:
-    """In a clone without dvc.lock, and in one with it and without data."""
-    shutil.rmtree(CACHE)
-    for name in ("data/images", "data/packed", "data/weights", "models", "reports"):
-        shutil.rmtree(name)
-    assert set(states(predict()).values()) == {"runs"}
-    assert ("output", "data/images", "missing") in reasons(predict()["download"])
-    Path("dvc.lock").unlink()
-    forecasts = predict()
-    assert set(states(forecasts).values()) == {"runs"}
-    assert {reason.kind for each in forecasts.values() for reason in each.reasons} == {"new", "stage"}
-
-
-def test_params_that_this_machine_refuses_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a run would refuse on this machine stands below the forecast."""
-    set_params(folder, run__processes=2)
-    plan.plan(as_json=True)
-    answer = json.loads(capsys.readouterr().out)
-    assert any("run.processes" in fault for fault in answer["refused"])
-    assert answer["stages"][STAGES.index("train")]["state"] == "runs"
-
-
 def test_a_run_without_a_lock_takes_all_from_the_run_cache(folder: Path) -> None:
-    """Without dvc.lock, the run cache has an entry for exactly these inputs of each stage; a real run takes them."""
+    """The run cache has an entry for exactly these inputs of each stage; a real run takes them. In a clone all run."""
+    lock = Path("dvc.lock").read_text()
     Path("dvc.lock").unlink()
-    before = states(predict())
-    assert before == dict.fromkeys(STAGES, "cache")
+    assert states(predict()) == dict.fromkeys(STAGES, "cache")
     stdout = call(folder, "dvc", "repro").stdout
     assert {*re.findall(r"Stage '(\w+)' is cached", stdout)} == {*STAGES}
     assert states(predict()) == {}
+    for name in (CACHE, "data/images", "data/packed", "data/weights", "models", "reports"):
+        shutil.rmtree(name)
+    Path("dvc.lock").unlink()
+    forecasts = predict()
+    assert states(forecasts) == dict.fromkeys(STAGES, "runs")
+    assert {reason.kind for each in forecasts.values() for reason in each.reasons} == {"new", "stage"}
+    Path("dvc.lock").write_text(lock)
+    assert states(predict()) == dict.fromkeys(STAGES, "runs")
+    assert ("output", "data/images", "missing") in reasons(predict()["download"])
 
 
 @pytest.mark.nightly("two trainings under DVC; make test has a run without a training")

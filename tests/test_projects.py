@@ -6,18 +6,23 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from benchmarks.harness import workspace
-from pipeline.commands import upgrade
+from pipeline.base.errors import Kind, UserError
+from pipeline.commands import check, new, upgrade
 from pipeline.config import document
 from pipeline.studies import workcopy
 from pipeline.versioning import releases
 from tests.conftest import PROJECT, read_params, set_params
 from tests.helpers.projects import call, commit
+from tests.helpers.refusals import refuses
 
 CODE, SETTINGS = "pipeline/commands/params.py", "params.yaml"
 
@@ -41,13 +46,20 @@ def perennial(installation: Path, cwd: Path, *words: str, **variables: str) -> s
 
 def release(installation: Path, version: str, *changes: tuple[str, str, str]) -> None:
     """Change lines of files, and commit and tag this version."""
-    for name, old, new in (("CITATION.cff", r"(?m)^version: .*", f"version: {version}"), *changes):
-        text = (installation / name).read_text()
-        changed = re.sub(old, new, text, count=1)
-        assert changed != text, name
-        (installation / name).write_text(changed)
+    for name, old, text in (("CITATION.cff", r"(?m)^version: .*", f"version: {version}"), *changes):
+        before = (installation / name).read_text()
+        after = re.sub(old, text, before, count=1)
+        assert after != before, name
+        (installation / name).write_text(after)
     commit(installation)
     call(installation, "git", "tag", f"v{version}")
+
+
+def upgrade_here(project: Path, *words: str) -> int:
+    """`perennial upgrade SOURCE [REVISION]` in a project, in this process."""
+    source, revision, *_ = (*words, "")
+    with chdir(project):
+        return upgrade.main(Namespace(source=source, revision=revision, below=""))
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +76,30 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def installation(clone: Path, tmp_path: Path) -> Path:
-    """A copy of that clone, at its first state."""
-    call(tmp_path, "git", "clone", "--quiet", str(clone), "installation")
-    call(tmp_path / "installation", "git", "reset", "--quiet", "--hard", "v1")
-    return tmp_path / "installation"
-
-
-@pytest.fixture
-def roses(installation: Path, tmp_path: Path) -> Path:
-    """A project that `perennial new` has made, typed in the clone."""
-    done = perennial(installation, installation / "docker", "new", "../../roses")
+@pytest.fixture(scope="module")
+def made(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of that clone at its first state, and the project `roses` that was made in the clone."""
+    folder = tmp_path_factory.mktemp("made")
+    call(folder, "git", "clone", "--quiet", str(clone), "installation")
+    call(folder / "installation", "git", "reset", "--quiet", "--hard", "v1")
+    done = perennial(folder / "installation", folder / "installation/docker", "new", "../../roses")
     assert done.returncode == 0, done.stderr
-    return tmp_path / "roses"
+    return folder
+
+
+@pytest.fixture
+def installation(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the clone. The user has no name for Git, also in this process."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setattr(new, "INSTALLATION", tmp_path / "installation")
+    return shutil.copytree(made / "installation", tmp_path / "installation", symlinks=True)
+
+
+@pytest.fixture
+def roses(made: Path, tmp_path: Path) -> Path:
+    """A copy of the project."""
+    return shutil.copytree(made / "roses", tmp_path / "roses", symlinks=True)
 
 
 def state(folder: Path) -> str:
@@ -87,7 +109,7 @@ def state(folder: Path) -> str:
 
 def version_of(folder: Path) -> str:
     """The version in the record of a project."""
-    return str(json.loads((folder / releases.RECORD).read_text())["version"])
+    return releases.read(folder).version
 
 
 def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, roses: Path) -> None:
@@ -98,191 +120,175 @@ def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, rose
     assert all((roses / name).read_bytes() == (installation / name).read_bytes() for name in listed)
     assert "# roses" in (roses / "README.md").read_text()
     assert call(roses, "git", "status", "--porcelain").stdout == ""
-    (one,) = call(roses, "git", "log", "--all", "--format=%s").stdout.splitlines()
-    assert one == "Perennial 1"
-    assert call(roses, "git", "rev-parse", "perennial").stdout == call(roses, "git", "rev-parse", "HEAD").stdout
-    record = json.loads((roses / releases.RECORD).read_text())
-    assert record["commit"] == call(installation, "git", "rev-parse", "HEAD").stdout.strip()
-    assert record["tree"] == call(roses, "git", "rev-parse", "HEAD:pipeline").stdout.strip()
+    assert call(roses, "git", "log", "--all", "--format=%s").stdout == "Perennial 1\n"
+    head, branch, tree, release = (
+        call(folder, "git", "rev-parse", name).stdout.strip()
+        for folder, name in ((roses, "HEAD"), (roses, "perennial"), (roses, "HEAD:pipeline"), (installation, "HEAD"))
+    )
+    assert (branch, releases.read(roses)) == (head, releases.Release("1", release, tree))
     assert perennial(installation, roses, "check").returncode == 0
-    for stage in ("weights", "../dvc.yaml:weights"):  # a file is named from where the person stands
-        assert perennial(installation, roses / "data", "repro", "--dry", stage).returncode == 0
+    done = perennial(installation, roses / "data", "repro", "--dry", "../dvc.yaml:weights")  # from where one stands
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow("starts the program and Git a dozen times: 6 s; make test has an upgrade without an edit")
-def test_a_project_makes_another_one(installation: Path, roses: Path, tmp_path: Path) -> None:
-    """It has the release, and none of the changes of the first project: neither its params nor its code."""
+def test_a_project_makes_another_one(
+    installation: Path, roses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the release, and none of the changes of the first project. What cannot be finished is removed."""
     set_params(roses, train__epochs=3)
     (roses / "pipeline/own.py").write_text("")
     commit(roses)
-    done = perennial(roses, tmp_path, "new", "tulips", "--photos", "installation/../roses")
-    assert done.returncode == 0, done.stderr
-    assert f"--photos {roses}\n" in done.stdout
-    assert call(tmp_path / "tulips", "git", "rev-parse", "HEAD^{tree}") != call(
-        roses, "git", "rev-parse", "HEAD^{tree}"
-    )
-    assert (tmp_path / "tulips" / SETTINGS).read_bytes() == (installation / SETTINGS).read_bytes()
-    assert (tmp_path / "tulips" / releases.RECORD).read_bytes() == (roses / releases.RECORD).read_bytes()
-    assert perennial(roses, tmp_path / "tulips", "check").returncode == 0
-
-
-@pytest.mark.parametrize("what", ["not empty", "a file", "in a project", "photos", "uncommitted"])
-def test_no_project_is_made_over_other_files(what: str, installation: Path, tmp_path: Path) -> None:
-    """Nor in another project, nor from files that are in no commit. Nothing is changed then, and the cause is named."""
-    target = tmp_path / "target"
-    words: tuple[str, ...] = ("new", "target")
-    named = "target"
-    program(installation)
-    match what:
-        case "not empty":
-            (target / "own").mkdir(parents=True)
-        case "a file":
-            target.write_text("own")
-        case "in a project":
-            words, named = ("new", "installation/target"), str(installation)
-        case "photos":
-            words, named = ("new", "target", "--photos", "nothing"), "nothing"
-        case "uncommitted":
-            set_params(installation, train__epochs=3)
-            named = SETTINGS
-    before = sorted(tmp_path.rglob("*"))
-    done = perennial(installation, tmp_path, *words)
-    assert (done.returncode, done.stdout) == (1, "new: make a project with the code of this one, for other photos\n")
-    assert named in done.stderr
-    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
-
-
-def test_a_project_that_could_not_be_finished_is_removed(installation: Path, tmp_path: Path) -> None:
-    """The folder is as before: empty if it was there, else gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "INSTALLATION", roses)
+    assert new.main(Namespace(folder="tulips", photos="installation/../roses")) == 0
+    assert f"--photos {roses}\n" in capsys.readouterr().out
+    for name, origin in ((SETTINGS, installation), (releases.RECORD, roses)):
+        assert Path("tulips", name).read_bytes() == (origin / name).read_bytes()
+    with chdir("tulips"):
+        assert releases.changed_code() == []
+    monkeypatch.setattr(new, "INSTALLATION", installation)
     call(installation, "git", "rm", "--quiet", "CITATION.cff")
     commit(installation)
-    (tmp_path / "empty").mkdir()
+    Path("empty").mkdir()
     for name in ("empty", "new"):
-        assert perennial(installation, tmp_path, "new", name).returncode == 1
-    assert not [*(tmp_path / "empty").iterdir()]
-    assert not (tmp_path / "new").exists()
+        with pytest.raises(UserError):
+            new.create(Path(name))
+    assert (Path("empty").exists(), [*Path("empty").iterdir()], Path("new").exists()) == (True, [], False)
 
 
-def test_an_upgrade_keeps_the_params(installation: Path, roses: Path) -> None:
+@pytest.mark.parametrize(
+    ("arrange", "folder", "photos", "fault"),
+    [
+        (lambda: Path("target/own").mkdir(parents=True), "target", "", ("FOLDER", "value")),
+        (lambda: Path("target").write_text("own"), "target", "", ("FOLDER", "value")),
+        (lambda: None, "installation/target", "", ("FOLDER", "value")),
+        (lambda: None, "target", "nothing", ("--photos", "missing")),
+        (lambda: set_params(Path("installation"), train__epochs=3), "target", "", ("installation", "differs")),
+    ],
+    ids=["not empty", "a file", "in a project", "photos", "uncommitted"],
+)
+def test_no_project_is_made_over_other_files(
+    arrange: Callable[[], object], folder: str, photos: str, fault: tuple[str, Kind], installation: Path, tmp_path: Path
+) -> None:
+    """Nor in another project, nor from files that are in no commit. Nothing is changed then."""
+    with chdir(tmp_path):
+        arrange()
+        before = sorted(tmp_path.rglob("*"))
+        key = str(installation) if fault[0] == "installation" else fault[0]
+        with refuses((key, fault[1])):
+            new.main(Namespace(folder=folder, photos=photos))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_upgrade_keeps_the_params(installation: Path, roses: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing edited, then params edited: each merge has the new files and the project's own changes."""
-    done = perennial(installation, roses, "upgrade", "../installation", "v2")
-    assert done.returncode == 0, done.stderr
-    assert version_of(roses) == "2"
-    assert "make setup" not in done.stdout
-    assert "# roses" in (roses / "README.md").read_text()
+    assert upgrade_here(roses, "../installation", "v2") == 0
+    assert "make setup" not in capsys.readouterr().out
     document.rewrite(roses / SETTINGS, {"train.epochs": 3})
     (roses / "README.md").write_text("Ours.")
     commit(roses)
     done = perennial(installation, roses / "docker", "upgrade", "../../installation", "v3")  # from a folder below
-    assert done.returncode == 0, done.stderr
-    assert "make setup" in done.stdout
+    assert (done.returncode, "make setup" in done.stdout) == (0, True), done.stderr
     assert version_of(roses) == "3"
     assert read_params(roses / SETTINGS)["train"]["epochs"] == 3
-    assert (roses / SETTINGS).read_text().startswith("# Of version 2.\n")
-    assert (roses / "README.md").read_text() == "Ours."
-    assert "Show the params" in (roses / CODE).read_text()
-    assert perennial(installation, roses, "check").returncode == 0
-    assert call(roses, "git", "log", "--first-parent", "--format=%s", "perennial").stdout.split("\n")[:3] == [
-        "Perennial 3", "Perennial 2", "Perennial 1",
-    ]  # fmt: skip
+    texts = ((SETTINGS, "# Of version 2.\n"), ("README.md", "Ours."), (CODE, "Show the params"))
+    assert all(text in (roses / name).read_text() for name, text in texts)
+    history = call(roses, "git", "log", "--first-parent", "--format=%s", "perennial").stdout
+    assert history.splitlines() == ["Perennial 3", "Perennial 2", "Perennial 1"]
     before = state(roses)
-    assert perennial(installation, roses, "upgrade", "../installation", "v3").returncode == 0
+    assert upgrade_here(roses, "../installation", "v3") == 0
     assert state(roses) == before
 
 
-@pytest.mark.slow("starts the program and Git a dozen times: 6 s; make test has an upgrade without an edit")
-def test_a_conflict_is_named_and_can_be_undone(installation: Path, roses: Path) -> None:
+def test_a_conflict_is_named_and_can_be_undone(
+    installation: Path, roses: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The project and the release have changed the same line. `check` has named the file before."""
     changed = (roses / CODE).read_text().replace("Print the params", "Print our params")
     (roses / CODE).write_text(changed)
-    done = perennial(installation, roses, "check")
-    assert (done.returncode, done.stdout) == (1, f"{CODE}\n")
+    with chdir(roses):
+        assert check.main(Namespace()) == 1
+    assert capsys.readouterr().out == f"{CODE}\n"
     commit(roses)
-    assert perennial(installation, roses, "check").returncode == 1
     before = state(roses)
-    done = perennial(installation, roses, "upgrade", "../installation", "v2")
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert f"upgrade: {CODE}: " in line
-    assert upgrade.ABORT in line
+    with refuses((CODE, "differs")) as refused:
+        upgrade_here(roses, "../installation", "v2")
+    assert upgrade.ABORT in refused.value.faults[0].remedy
     assert "<<<<<<<" in (roses / CODE).read_text()
-    assert perennial(installation, roses, "upgrade", "../installation", "v3").returncode == 1  # not in the middle
+    with refuses(("Git", "differs")):  # not in the middle
+        upgrade_here(roses, "../installation", "v3")
     call(roses, *upgrade.ABORT.split())
-    assert state(roses) == before
-    assert version_of(roses) == "1"
-    assert perennial(installation, roses, "upgrade", "../installation", "v2").returncode == 1
+    assert (state(roses), version_of(roses)) == (before, "1")
+    with refuses((CODE, "differs")):
+        upgrade_here(roses, "../installation", "v2")
     (roses / CODE).write_text(changed)  # this side is kept
     commit(roses)
-    done = perennial(installation, roses, "upgrade", "../installation", "v3")
-    assert done.returncode == 1  # the release has changed the line again
+    with refuses((CODE, "differs")):  # the release has changed the line again
+        upgrade_here(roses, "../installation", "v3")
     call(roses, *upgrade.ABORT.split())
     assert version_of(roses) == "2"
 
 
-@pytest.mark.slow("starts the program and Git a dozen times: 6 s; make test has an upgrade without an edit")
 def test_an_upgrade_takes_a_clone_of_the_project_and_an_address(
     installation: Path, roses: Path, tmp_path: Path
 ) -> None:
     """A colleague's clone has no branch perennial. An address gives the files that the folder gives."""
+    colleague = tmp_path / "colleague"
     call(tmp_path, "git", "clone", "--quiet", str(roses), "colleague")
-    call(tmp_path / "colleague", "git", "branch", "--remotes", "--delete", "origin/perennial")
-    for folder, source in ((roses, "../installation"), (tmp_path / "colleague", f"file://{installation}")):
-        done = perennial(installation, folder, "upgrade", source, "v3")
-        assert done.returncode == 0, done.stderr
+    call(colleague, "git", "branch", "--remotes", "--delete", "origin/perennial")
+    for folder, source in ((roses, "../installation"), (colleague, f"file://{installation}")):
+        assert upgrade_here(folder, source, "v3") == 0
         assert version_of(folder) == "3"
-    trees = [call(each, "git", "rev-parse", "perennial^{tree}").stdout for each in (roses, tmp_path / "colleague")]
+    trees = [call(each, "git", "rev-parse", "perennial^{tree}").stdout for each in (roses, colleague)]
     assert trees[0] == trees[1]
-    done = perennial(installation, tmp_path / "colleague", "upgrade", f"file://{roses}")
-    assert done.returncode == 1
-    assert "SOURCE" in done.stderr
+    with refuses(("SOURCE", "value")):
+        upgrade_here(colleague, f"file://{roses}")
 
 
-@pytest.mark.slow("makes a project for each refusal: 4 s; make test has those of perennial new")
-@pytest.mark.parametrize("what", ["dirty", "source", "revision", "no project", "branch", "in the way"])
-def test_an_upgrade_that_could_lose_something_is_refused(what: str, installation: Path, roses: Path) -> None:
+def in_the_way(roses: Path, installation: Path) -> None:
+    """A file of the user where the next release has one, too."""
+    release(installation, "4", ("docs/sweep.yaml", r"\A", "\n"))
+    call(installation, "git", "mv", "docs/sweep.yaml", "docker/new.yaml")
+    commit(installation)
+    (roses / "docker/new.yaml").write_text("our own")
+
+
+@pytest.mark.parametrize(
+    ("arrange", "revision", "key", "named"),
+    [  # Makefile: the release does not change it, so Git itself would merge
+        (lambda roses, _: (roses / "Makefile").write_text(""), "v3", "Git", "Makefile"),
+        (lambda _, installation: set_params(installation, train__epochs=3), "", "../installation", SETTINGS),
+        (lambda *_: None, "v9", "../installation", "v9"),
+        (lambda roses, _: call(roses, "git", "switch", "-q", "perennial"), "v3", "Git", "branch perennial"),
+        (in_the_way, "HEAD", "git merge", "docker/new.yaml"),
+    ],
+    ids=["dirty", "source", "revision", "branch", "in the way"],
+)
+def test_an_upgrade_that_could_lose_something_is_refused(
+    arrange: Callable[[Path, Path], object], revision: str, key: str, named: str, installation: Path, roses: Path
+) -> None:
     """Nothing is changed then, and the cause is named."""
-    folder, words, named = roses, ["../installation", "v3"], SETTINGS
-    match what:
-        case "dirty":  # a file that the release does not change: Git itself would merge
-            named = "Makefile"
-            (roses / named).write_text("")
-        case "source":
-            words = ["../installation"]
-            set_params(installation, train__epochs=3)
-        case "revision":
-            words, named = ["../installation", "v9"], "v9"
-        case "no project":
-            folder, words, named = installation, [".", "v3"], str(releases.RECORD)
-        case "branch":
-            named = "branch perennial"
-            call(roses, "git", "switch", "--quiet", "perennial")
-        case "in the way":
-            release(installation, "4", ("docs/sweep.yaml", r"\A", "\n"))
-            call(installation, "git", "mv", "docs/sweep.yaml", "docker/new.yaml")
-            commit(installation)
-            words, named = ["../installation", "HEAD"], "docker/new.yaml"
-            (roses / "docker/new.yaml").write_text("our own")
-    before = state(folder)
-    done = perennial(installation, folder, "upgrade", *words)
-    assert done.returncode == 1
-    assert named in done.stderr
-    assert state(folder) == before
+    arrange(roses, installation)
+    before = state(roses)
+    with pytest.raises(UserError) as refused:
+        upgrade_here(roses, "../installation", revision)
+    assert (refused.value.faults[0].key, named in str(refused.value)) == (key, True)
+    assert state(roses) == before
 
 
-def test_check_sees_new_and_removed_files(installation: Path, roses: Path) -> None:
+def test_check_sees_new_and_removed_files(installation: Path, roses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before they are committed. Compiled files are no code. Git's index stays as it is."""
     (roses / "pipeline/own.py").write_text("")
     (roses / "pipeline/base/text.py").unlink()
     (roses / "pipeline/__pycache__").mkdir(exist_ok=True)
     (roses / "pipeline/__pycache__/own.pyc").write_text("")
     before = state(roses)
-    code = "from pipeline.versioning import releases; print(releases.changed_code())"  # that of this project is broken
-    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=roses, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "['pipeline/base/text.py', 'pipeline/own.py']\n"
+    monkeypatch.chdir(roses)
+    assert releases.changed_code() == ["pipeline/base/text.py", "pipeline/own.py"]
     assert state(roses) == before
-    assert perennial(installation, installation, "check").returncode == 1  # a clone of Perennial is no such project
+    monkeypatch.chdir(installation)
+    with refuses((releases.RECORD, "missing")):  # a clone of Perennial is no such project
+        releases.changed_code()
 
 
 @pytest.fixture
@@ -299,33 +305,29 @@ def modelled(with_onnx: Path, tmp_path: Path) -> Path:
 def test_a_relative_path_is_from_where_the_person_stands(modelled: Path, tmp_path: Path) -> None:
     """In every folder of the project the paths of the answers are as typed, also through `..` and a link."""
     (modelled / "photos/link").symlink_to(modelled / "photos/more")
-    expected = {"a.png": "photos", "../photos/a.png": "photos", "b.png": "photos/more", "link/../a.png": "photos"}
-    for given, folder in expected.items():
-        done = perennial(tmp_path / "env", modelled / folder, "predict", given, "--csv")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[1].startswith(f"{given},1,")
-    done = perennial(tmp_path / "env", modelled / "photos", "predict", ".", str(modelled / "photos/a.png"), "--json")
+    typed = ("a.png", "../photos/a.png", "link/../a.png", "more", str(modelled / "photos/a.png"))
+    done = perennial(tmp_path / "env", modelled / "photos", "predict", *typed, "--json")
+    assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["path"] for line in done.stdout.splitlines()]
-    assert answers == ["a.png", "more/b.png", str(modelled / "photos/a.png")]
-    (modelled / "photos/more/own.yaml").write_text("train.lr: wrong")
-    for word in ("own.yaml", "nothing.yaml"):
-        assert f"photos/more/{word}" in perennial(tmp_path / "env", modelled / "photos/more", "sweep", word).stderr
-    done = perennial(tmp_path / "env", modelled / "photos", "new", "roses", "--photos", "~/none")
-    assert "--photos: ~/none" in done.stderr
-    done = perennial(tmp_path / "env", modelled / "photos", "predict", "a.png", "--heatmap", "more")
-    assert "photos/more: it is not empty" in done.stderr
+    assert answers == [*typed[:3], "more/b.png", typed[-1]]
+    for words, said in (
+        (("sweep", "nothing.yaml"), "photos/more/nothing.yaml"),
+        (("new", "roses", "--photos", "~/none"), "--photos: ~/none"),
+        (("predict", "b.png", "--heatmap", "."), "photos/more: it is not empty"),
+    ):
+        assert said in perennial(tmp_path / "env", modelled / "photos/more", *words).stderr
 
 
 def test_what_needs_no_project_runs_anywhere(modelled: Path, installation: Path, tmp_path: Path) -> None:
-    """Help, version, and a model that is named. Anything else is refused: there is no project here, and none above."""
+    """Help, and a model that is named. Anything else is refused: there is no project here, and none above."""
     shutil.copytree(modelled / "models", tmp_path / "some/models", symlinks=True)
     shutil.copy(modelled / "photos/a.png", tmp_path / "some")
     (tmp_path / "some/json.py").write_text("raise SystemExit('a file of this folder is no module of the program')")
-    for words in (["--help"], ["--version"], [], ["plan", "--help"], ["predict", "--model", "models", "a.png"]):
+    for words in ([], ["plan", "--help"], ["predict", "--model", "models", "a.png"]):
         done = perennial(installation, tmp_path / "some", *words)
         assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("a.png: ")
-    for words in (["plan"], ["predict", "a.png"], ["repro"], ["check"], ["upgrade", "."]):
+    for words in (["plan"], ["predict", "a.png"]):
         done = perennial(installation, tmp_path / "some", *words)
         assert (done.returncode, done.stdout) == (1, "")
         assert "perennial new FOLDER" in done.stderr

@@ -50,18 +50,30 @@ def test_delayed_values_are_those_of_their_step() -> None:
     ]
 
 
+def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[Job, tuple[str, ...]]:
+    """A training in this process, as the working folder, and its classes."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
+    config = params.load()
+    data, run = check_inputs(config, ALONE, {})
+    run.begin()
+    return Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run), data.classes
+
+
+def shown(job: Job) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows: step and value of each series."""
+    events = EventAccumulator(str(job.run.board)).Reload()
+    tags = set(events.Tags()["scalars"]) - {"images_per_second"}
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in tags}
+
+
 def train_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool, **changes: Any
 ) -> tuple[list[int], list[Any]]:
     """Train in this process. Returns the reads until the end of each step, those after the last, and the losses."""
     never: dict[str, Any] = {"run__checkpoint_seconds": 3600, "run__epoch_checkpoint_seconds": 3600}
     small_world(folder, train__batch_size=4, run__log_steps=2, **never, **changes)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
-    config = params.load()
-    data, run = check_inputs(config, ALONE, {})
-    run.begin()
-    job, reads = Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run), Reads()
+    (job, classes), reads = begun(folder, monkeypatch, is_delayed), Reads()
     monkeypatch.setattr(readout, "_event", reads.event)
     of_steps: list[int] = []
 
@@ -72,27 +84,18 @@ def train_here(
 
     monkeypatch.setattr(Monitor, "step", end_step)
     with ExitStack() as stack:
-        train.train(job, make_model(config, data.classes, ALONE))
-    events = EventAccumulator(str(run.board)).Reload()
-    return [*of_steps, reads.taken()], [(one.step, one.value) for one in events.Scalars("loss/train")]
+        train.train(job, make_model(job.config, classes, ALONE))
+    return [*of_steps, reads.taken()], shown(job)["loss/train"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "waits"),
-    [
-        ({"train__clip_norm": 1.0}, WAITS_OF_EPOCH),
-        pytest.param(
-            {"train__export": "best"}, WAITS_OF_BEST, marks=pytest.mark.nightly("the same with another line of params")
-        ),
-    ],
-)  # fmt: skip
+BEST = pytest.param({"train__export": "best"}, WAITS_OF_BEST, marks=pytest.mark.nightly("the same with another line"))
+
+
+@pytest.mark.parametrize(("changes", "waits"), [({"train__clip_norm": 1.0}, WAITS_OF_EPOCH), BEST])
 def test_a_step_within_an_epoch_waits_for_nothing(
     changes: dict[str, Any], waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a read is a wait. An epoch's end has as many as the documents say.
-
-    With delayed values TensorBoard shows the same figures at the same steps.
-    """
+    """On a GPU a read is a wait. An epoch's end has as many as the documents say."""
     _, at_once = train_here(tmp_path / "at once", monkeypatch, is_delayed=False, **changes)
     reads, delayed = train_here(tmp_path / "delayed", monkeypatch, is_delayed=True, **changes)
     assert delayed == at_once
@@ -101,15 +104,8 @@ def test_a_step_within_an_epoch_waits_for_nothing(
     assert reads[of_epoch] == waits
 
 
-@pytest.mark.parametrize("is_delayed", [False, True])
-def test_attempts_show_what_one_attempt_shows(
-    is_delayed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TensorBoard has each value once, also if each attempt is killed some steps after its last checkpoint.
-
-    Checkpoints are of the steps that are due and of ends of epochs.
-    """
-
+def test_attempts_show_what_one_attempt_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard has each value once, also if each attempt is killed some steps after its last checkpoint."""
     monkeypatch.setattr(schedule, "checkpoint_age", lambda *_: 0.0)
     # Files of one second are read in the order of their names as text.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
@@ -117,20 +113,13 @@ def test_attempts_show_what_one_attempt_shows(
     def series(folder: Path, *attempts: int) -> dict[str, list[tuple[int, float]]]:
         """The series of a training whose attempts have so many steps."""
         small_world(folder, train__batch_size=4, run__log_steps=2)
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
-        config = params.load()
         for count in attempts:
             steps = iter(range(count))
             monkeypatch.setattr(Monitor, "step", lambda _, steps=steps: next(steps))
-            data, run = check_inputs(config, ALONE, {})
-            run.begin()
-            job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run)
+            job, classes = begun(folder, monkeypatch, is_delayed=True)
             with suppress(StopIteration):
-                train.train(job, make_model(config, data.classes, ALONE))
-        events = EventAccumulator(str(run.board)).Reload()
-        tags = set(events.Tags()["scalars"]) - {"images_per_second"}
-        return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in tags}
+                train.train(job, make_model(job.config, classes, ALONE))
+        return shown(job)
 
     once = series(tmp_path / "once", 18)
     assert [step for step, _ in once["loss/val"]] == [9, 18]

@@ -19,7 +19,7 @@ from pipeline.data.splitting import Cut
 from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
-from tests.conftest import PROJECT, change, read_params
+from tests.conftest import PROJECT, change
 from tests.helpers.datasets import put, two_classes
 from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
@@ -41,10 +41,7 @@ def project_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each changed line is shown as old → new. Its comment stays, and so does every other line.
-
-    The second time no byte changes. Another preset leaves nothing of the first.
-    """
+    """Each changed line is shown as old → new. Its comment stays, and so does every other line."""
     path, texts = project_with_photos / "params.yaml", dict[str, str]()
     before = path.read_text().splitlines()
     for name in ("quick", "good", "good", "quick"):
@@ -111,10 +108,7 @@ def test_a_folder_of_photos_is_read_where_it_is(
 
 
 def test_what_is_odd_about_the_folders_is_said(project_with_photos: Path) -> None:
-    """An empty class folder, classes that differ only in case, and a small class: one note each.
-
-    Few images are a note for a training from scratch alone.
-    """
+    """An empty class folder, classes that differ only in case, and a small class: one note each."""
     Path("data/inbox/fox").mkdir()
     for number in range(3):
         put(Path(f"data/inbox/Cat/{number}.png"), 100 + number)
@@ -145,9 +139,7 @@ def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> N
 def test_without_photos_there_are_times_and_no_question(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a fresh clone the times are those of flower_photos' number of images. A preset would train on a download, so
-    it is not asked for, also on a terminal. The table has at most 80 columns.
-    """
+    """In a fresh clone the times are those of flower_photos' number of images."""
     shutil.rmtree("data/inbox")
     before, requests = params.FILE.read_bytes(), []
 
@@ -171,9 +163,7 @@ def test_without_photos_there_are_times_and_no_question(
 def test_a_preset_that_cannot_run_here_is_no_answer(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither its key nor its name is an answer: the question comes again. As an argument it is refused. The name of a
-    preset may have capitals; its key, typed as the answer, writes the same.
-    """
+    """The question comes again; as an argument it is refused. Without a terminal the last line says what to type."""
     before = params.FILE.read_bytes()
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(start, "offer", lambda now: None)
@@ -182,27 +172,19 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     assert capsys.readouterr().out.count("q: quick, g: good, b: best, s: scratch, t: tutorial; ") == 3
     with refuses(("preset", "machine")):
         start.start("apex", "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
+    assert start.start("", "data/inbox") == 0
+    assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
     assert params.FILE.read_bytes() == before
-    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
+    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(["a run takes long"]))
     assert main(["start", "Quick"]) == 0
+    assert "\na run takes long\n" in capsys.readouterr().out
     quick = params.FILE.read_bytes()
     assert quick != before
     params.FILE.write_bytes(before)
     monkeypatch.setattr(sys, "stdin", Terminal("q\n"))
     assert start.start("", "") == 0
     assert params.FILE.read_bytes() == quick
-
-
-def test_without_a_terminal_no_preset_is_asked_for(
-    project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing changes; the last line says what to type, with the folder of the photos."""
-    before = params.FILE.read_bytes()
-    monkeypatch.setattr(start, "offer", lambda now: None)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
-    assert start.start("", "data/inbox") == 0
-    assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
-    assert params.FILE.read_bytes() == before
 
 
 class Terminal(io.StringIO):
@@ -213,16 +195,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.slow("features of a pretrained network, under DVC; make test has the settings that a preset writes")
-def test_from_photos_to_a_run(tmp_path: Path) -> None:
-    """`quick` names the photos and says how long a run takes; a run of what it wrote has a model."""
-    folder = create_project(tmp_path / "project", train__epochs=7)
-    call(folder, "git", "checkout", "--quiet", "params.yaml")
-    photos = tmp_path / "My photos"
-    for number in range(60):
+def test_from_photos_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quick` names the photos, and a training of what it wrote has a model."""
+    folder, photos = create_project(tmp_path / "project", train__epochs=7), tmp_path / "My photos"
+    for number in range(24):
         put(photos / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
-    said = call(folder, sys.executable, "-m", "pipeline", "start", "quick", "--photos", str(photos)).stdout
-    assert "\nTime of a run: about " in said
-    raw = read_params(folder / "params.yaml")
-    assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 224)
-    call(folder, sys.executable, "-m", "pipeline", "repro")
-    assert (folder / "models/model.safetensors").is_file()
+    monkeypatch.chdir(folder)
+    start.write(params.load(), start.values("quick", start.situation(params.load(), str(photos))))
+    assert (params.load().data.source, params.load().train.crop) == ("folder", 224)
+    call(folder, sys.executable, "-m", "pipeline", "repro", "train")
+    assert Path("models/model.safetensors").is_file()

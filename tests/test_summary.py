@@ -30,12 +30,8 @@ def paths_in(folder: str) -> Paths:
     return params.load(RESULTS / "params.yaml").paths.model_copy(update={"metrics": folder})
 
 
-def test_the_figures_are_those_of_the_metrics() -> None:
-    """Images, test accuracy with its interval and the number of test images, and where everything is.
-
-    The report, which a person opens next, is the last line; after an evaluation alone it is not named: the page is of
-    an earlier run. Without metrics there is no summary.
-    """
+def test_the_figures_are_those_of_the_metrics(tmp_path: Path) -> None:
+    """Images, test accuracy with its interval, and where everything is: the report last. Few test images are said."""
     paths = paths_in(str(RESULTS / "metrics"))
     text = summary(paths)
     for pattern in (r"images .*\b600 .*600.* 484 .* 63 .* 53 ", r"accuracy .*0\.9434 .*0\.8463 .* 0\.9806.* 53 "):
@@ -43,13 +39,9 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     for place in ("data/split.csv", "dvc plots show", "tensorboard --logdir runs", "perennial predict IMAGE"):
         assert place in text
     assert "reports/index.html" in text.splitlines()[-1]
-    assert "reports/index.html" not in summary(paths, has_report=False)
+    assert "reports/index.html" not in summary(paths, has_report=False)  # that page is of an earlier run
     assert summary(paths_in("nowhere")) == ""
-
-
-def test_few_test_images_are_said(tmp_path: Path) -> None:
-    """With the command that tests every image; not in the demo, which has 53."""
-    assert "perennial folds" not in summary(paths_in(str(RESULTS / "metrics")))
+    assert "perennial folds" not in text
     shutil.copyfile(RESULTS / "metrics/eval.json", tmp_path / "eval.json")
     (tmp_path / "images.csv").write_text("class,train,val,test,excluded\na,9,1,28,0\nb,9,1,1,0\n")
     [line] = [line for line in summary(paths_in(str(tmp_path))).splitlines() if "perennial folds" in line]
@@ -94,6 +86,14 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
     assert note.startswith("in another part than before: 1 of the images")
 
 
+def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC allows it. What another stage reads inside its output makes it an earlier stage."""
+    monkeypatch.chdir(tmp_path)
+    stages = "mine: {cmd: x, outs: [a]}\n  other: {cmd: y, deps: [a/b], outs: [c: {cache: false}]}"
+    Path("dvc.yaml").write_text(f"stages:\n  {stages}\n")
+    assert dvc_lock.graph() == {"mine": set(), "other": {"mine"}}
+
+
 def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that answers it is named; with the same predictions, and before the first commit, it is not."""
     monkeypatch.chdir(tmp_path)
@@ -108,12 +108,3 @@ def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, mo
     assert question(committed, Evaluation("9", "2")) == question(None, committed) == question(committed, None) == []
     monkeypatch.setattr(dvc_lock, "committed", dict)
     assert committed_evaluation(paths) is None
-
-
-def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC allows it. What another stage reads inside its output makes it an earlier stage."""
-    monkeypatch.chdir(tmp_path)
-    Path("dvc.yaml").write_text(
-        "stages:\n  mine: {cmd: x, outs: [a]}\n  other: {cmd: y, deps: [a/b], outs: [c: {cache: false}]}\n"
-    )
-    assert dvc_lock.graph() == {"mine": set(), "other": {"mine"}}

@@ -1,16 +1,13 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
-import itertools
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.studies import sweep_page, trials
 from pipeline.studies.ranges import Range, Sweep, Trial
 from pipeline.studies.trials import TrialResult
-from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import Element, parsed
 
@@ -39,7 +36,6 @@ CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8
 TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
 PAGE = sweep_page.page(SWEEP, BEST_FIRST, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
-DRAWING = ELEMENTS.one("svg")
 
 
 def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
@@ -54,18 +50,15 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
 
 def test_the_conclusion_warns_of_the_selection() -> None:
     """Each figure has the interval of its images. The validation accuracy is said to be too good."""
-    first, second, third, fourth = CONCLUSION
-    assert "0.7500 (95 % interval 0.5981 to 0.8581, 40 images)" in first
-    assert "too good" in second
-    assert "0.5000" in third
-    assert "+25.0 points" in third
-    assert "0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in fourth
+    parts = ("0.7500 (95 % interval 0.5981 to 0.8581, 40 images)", "too good", "+25.0 points",
+             "0.6250 (95 % interval 0.4000 to 0.8000, 80 images)")  # fmt: skip
+    assert [part in sentence for part, sentence in zip(parts, CONCLUSION, strict=True)] == [True] * 4
     alone = trials.conclusion(ENDED[:1], PRESENT, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
     assert "too good" not in alone[1]
 
 
-def lines(drawing: Element) -> list[Element]:
-    return drawing.all("path", class_="line")
+def lines(page: Element) -> list[Element]:
+    return page.one("svg").all("path", class_="line")
 
 
 def test_the_page_has_every_trial_and_the_sentences() -> None:
@@ -73,17 +66,10 @@ def test_the_page_has_every_trial_and_the_sentences() -> None:
     rows = ELEMENTS.table("The highest validation accuracy first")
     assert rows[0] == ["1", "4", "0.7500", "0.05", "resnet18", "true", "1.2500", "2", "s-4"]
     assert rows[-1] == ["–", "2", "failed", "0.1", "resnet18", "true", "", "", "s-2"]
+    titles = [line.one("title").text.split(":")[0] for line in lines(ELEMENTS)]
+    assert titles == [f"trial {number}" for number in (1, 3, 5, 4)]  # the best one is above the others
     sentences = [one.text for one in ELEMENTS.one("section", id="best").all("p")]
     assert sentences == [*CONCLUSION, f"To take it over: {TAKE_OVER}."]
-
-
-def test_each_result_is_a_line_and_the_best_one_is_above_the_others() -> None:
-    """The others are drawn before it, the worst first and faintest. 0.01 is in the middle of an axis of logarithms."""
-    titles = [line.one("title").text.split(":")[0] for line in lines(DRAWING)]
-    assert titles == [f"trial {number}" for number in (1, 3, 5, 4)]
-    assert [line.attributes.get("stroke-opacity") for line in lines(DRAWING)] == ["0.25", "0.50", "0.75", None]
-    assert DRAWING.all("path", class_="c1") == lines(DRAWING)[-1:]
-    assert lines(DRAWING)[0].attributes["d"].startswith("M180 28L")
 
 
 @pytest.mark.parametrize(("lr", "model"), [(0.5, "resnet18"), (0.0, "resnet18"), (0.01, "resnet50")])
@@ -97,25 +83,3 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
         assert len(paths) == number
         assert f"train.lr={lr:g} train.model={model}" in paths[0].text
         assert not any("nan" in line.attributes["d"] for line in paths)
-
-
-@needs_chromium
-def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: Path) -> None:
-    """Every text of the drawing is in the window, as large as in the other drawings, and no two values overlap. On a
-    desktop its letters are not much larger than those of the text.
-    """
-    path = tmp_path / "sweep.html"
-    path.write_text(PAGE)
-    measure = "[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().toJSON())"
-    with opened(browser, path, width=420) as page:
-        boxes = page.evaluate(measure)
-    assert len(boxes) > 15
-    for one in boxes:
-        assert one["left"] >= 0
-        assert one["right"] <= 420
-        assert one["height"] > 11
-    for one, other in itertools.combinations(boxes, 2):
-        assert one["right"] <= other["left"] or other["right"] <= one["left"] or abs(one["y"] - other["y"]) > 10
-    with opened(browser, path, width=1280) as page:
-        heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")
-    assert max(heights) < 30

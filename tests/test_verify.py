@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,32 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline.attest import repetition
+from pipeline.attest import comparison, repetition
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT
+from pipeline.base.errors import DIFFERENT, Kind, UserError
+from pipeline.commands import verify as command
 from pipeline.config import params
 from pipeline.models import exported
 from pipeline.studies import record, runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
-from tests.helpers.projects import call, commit, commit_wrong_weights, edited, verify, verify_environment
+from tests.helpers.projects import call, commit, edited, verify, verify_environment
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
-SHARD = "data/packed/images-00000.bin"
-AGAIN = pytest.mark.nightly("verify starts again for each of them, with Git and DVC; make test has one of each kind")
-ANOTHER = pytest.mark.nightly("the same with another signal; make test-ci has SIGTERM")
-ONE_STAGE = pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
+Change = Callable[[Path], object]
+SHARD, WEIGHTS = "data/packed/images-00000.bin", "models/model.safetensors"
+AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")
 LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path) -> Path:
-    """The finished project, to be changed by a test; TMPDIR for its work copy is beside it."""
+def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished project, which is the working folder; TMPDIR for its work copy is beside it."""
     (tmp_path / "temporary").mkdir()
-    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def cache(project: Path) -> dict[str, bytes]:
@@ -44,164 +46,135 @@ def cache(project: Path) -> dict[str, bytes]:
     return {str(path.relative_to(inside)): path.read_bytes() for path in inside.rglob("*") if path.is_file()}
 
 
-def flip_a_bit(path: Path) -> None:
-    """Write a new file of the same name, because the old one may share its bytes with DVC's cache."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    files.remove(path)
-    path.write_bytes(content)
+def results(stdout: str, what: str = "same") -> list[str]:
+    """The outputs that are the same, or that differ."""
+    return [line.split()[0] for line in stdout.splitlines() if line.endswith(f"  {what}")]
 
 
 def test_the_same_bytes_are_confirmed(project: Path) -> None:
     """Every output is made again and compared, and neither the cache nor the folder changes."""
-    before, stage_hashes = cache(project), dvc_lock.read(project / "dvc.lock")
-    outs = [out for hashes in stage_hashes.values() for out in hashes["outs"]]
+    before, outs = cache(project), dvc_lock.outputs(dvc_lock.read())
     done = verify(project)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(outs) >= 10
-    assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
-    assert "differs" not in done.stdout
+    assert (len(outs) >= 10, results(done.stdout), results(done.stdout, "differs")) == (True, [*outs], [])
     for key in ("git.commit", "cpu_capability", "versions.torch"):
-        (cells,) = (line.split() for line in lines if line.startswith(f"{key} "))
-        assert len(cells) == 3
-        assert "?" not in cells
-    assert "dvc.lock" in lines[-1]
+        (cells,) = (line.split() for line in done.stdout.splitlines() if line.startswith(f"{key} "))
+        assert (len(cells), "?" in cells) == (3, False)
     assert cache(project) == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
-def write_another_hash(lock: Path) -> None:
+def in_lock(old: str, new: str) -> Change:
+    """Replace the first such text in dvc.lock."""
+    return lambda project: (project / "dvc.lock").write_text(new.join((project / "dvc.lock").read_text().split(old, 1)))
+
+
+def flip_a_bit(project: Path) -> None:
+    """Write a new file of the same name, because the old one may share its bytes with DVC's cache."""
+    content = bytearray((project / SHARD).read_bytes())
+    content[len(content) // 2] ^= 1
+    files.remove(project / SHARD)
+    (project / SHARD).write_bytes(content)
+
+
+def write_another_hash(project: Path, lock: Path = dvc_lock.LOCK) -> None:
     """Write a lock with a hash that no run wrote."""
-    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
-    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
+    expected = dvc_lock.read(project / lock)["train"]["outs"]["models/model.json"]
+    (project / lock).write_text((project / lock).read_text().replace(expected, expected[::-1]))
 
 
-def commit_another_hash(project: Path) -> None:
-    """Commit a dvc.lock with such a hash."""
-    write_another_hash(project / "dvc.lock")
-    commit(project)
+def lead_out(project: Path) -> None:
+    """Outputs outside of the folder."""
+    in_lock("  - path: models/model.json", "  - path: ../models/model.json")(project)
+    in_lock("  - path: models/config.json", "  - path: /etc/hostname")(project)
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"),
+    ("damage", "is_committed", "faults"),
     [
-        pytest.param(lambda project: flip_a_bit(project / SHARD), ["data/packed", SHARD], marks=AGAIN),
-        pytest.param(lambda project: shutil.rmtree(project / "data/images"), ["data/images"], marks=AGAIN),
-        pytest.param(commit_another_hash, 2 * ["models/model.json"], marks=AGAIN),  # and its object
+        (flip_a_bit, False, [("data/packed", "differs"), (SHARD, "differs")]),
+        pytest.param(lambda _: shutil.rmtree("data/images"), False, [("data/images", "differs")], marks=AGAIN),
+        pytest.param(
+            write_another_hash, True, [("models/model.json", "differs"), ("models/model.json", "missing")], marks=AGAIN
+        ),
+        (lead_out, True, [("dvc.lock", "value")] * 2),
+        (in_lock("      md5: ", "      md5: 7 #"), True, [("dvc.lock", "damaged")]),
+        (in_lock("    cmd: ", "    run: "), True, [("dvc status --json", "damaged")]),
+        pytest.param(in_lock("schema: '2.0'", "schema: '9.0'"), True, [("dvc status --json", "damaged")], marks=AGAIN),
     ],
-    ids=["a bit", "a folder", "a hash"],
+    ids=["a bit", "a folder", "a hash", "outside", "no hash", "no command", "schema"],
 )
-def test_an_output_that_is_not_as_recorded_is_named(
-    project: Path, damage: Callable[[Path], None], named: list[str]
+def test_a_folder_that_is_not_as_recorded_is_refused(
+    project: Path, damage: Change, is_committed: bool, faults: list[tuple[str, Kind]]
 ) -> None:
-    """A changed bit (the output, and the file in it), a missing folder without its files, and a tampered hash in a
-    committed dvc.lock. None is stale."""
+    """A damaged output, and a damaged dvc.lock. Of DVC's own message no line of the file is printed."""
     damage(project)
-    done = verify(project)
-    assert done.returncode == 1
-    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", name] for name in named]
+    if is_committed:
+        commit(project)
+    with refuses(*faults) as error:
+        command.verify(None)
+    assert "│" not in str(error.value)
 
 
-@ONE_STAGE
-def test_a_false_hash_is_noticed(project: Path) -> None:
-    """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
-    tensors = commit_wrong_weights(project)
-    done = verify(project, "--stage", "train")
-    assert done.returncode == DIFFERENT, done.stderr
-    assert f"models/model.safetensors: 1 of {tensors} tensors differ, by at most 0.5 (classifier.1.bias)" in done.stdout
-    assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
-    assert "data/packed" not in done.stdout
-
-
-@ONE_STAGE
-def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
-    """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
-    shutil.copytree(project / "metrics", project / "old/metrics")
-    (project / "old/models").mkdir()
-    shutil.copy(project / "models/acceptance.json", project / "old/models")
-    command = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
-    edited("dvc.yaml", command, "cp -r old/. .")(project)
-    call(project, "dvc", "repro", "evaluate")
-    commit(project)
-    done = verify(project, "--stage", "evaluate")
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
-    (message,) = [line for line in lines if line.startswith("verify: the stage evaluate: ")]
-    assert "'cp -r old/. .'" in message
-    assert "pipeline evaluate" in message
-    (last,) = [line for line in lines if line.endswith(": done (1 of 1)")]
-    assert lines.index(message) < lines.index(last)
-    assert "  differs" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "key"),
-    [
-        ("  - path: models/model.json", "  - path: ../models/model.json", "dvc.lock: "),
-        pytest.param("  - path: models/model.json", "  - path: /etc/hostname", "dvc.lock: ", marks=AGAIN),
-        pytest.param("schema: '2.0'", "schema: '9.0'", "dvc status --json: ", marks=AGAIN),
-        pytest.param("    cmd: exec", "    command: exec", "dvc status --json: ", marks=AGAIN),
-        pytest.param("      md5: ", "      md5: 7 #", "dvc.lock: ", marks=AGAIN),
-    ],
-)
-def test_a_damaged_lock_is_refused(project: Path, old: str, new: str, key: str) -> None:
-    """Committed, so `git checkout` does not help. DVC's own message names no remedy."""
-    lock = project / "dvc.lock"
-    lock.write_text(new.join(lock.read_text().split(old, 1)))
-    commit(project)
-    done = verify(project)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"verify: {key}")
-    assert "│" not in done.stderr
-
-
-def other_lr(project: Path) -> None:
+def test_what_was_committed_without_a_run_is_stale(project: Path) -> None:
+    """Before the commit each file is named; after it, the stage and the changed dependency."""
+    edited("pipeline/learning/schedule.py", "math.cos(", "1.0 * math.cos(")(project)
+    edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0")(project)
+    edited("dvc.yaml", "python -m pipeline split", "python -B -m pipeline split")(project)
     set_params(project, train__lr=0.02)
-
-
-@pytest.mark.parametrize(
-    ("edit", "file", "stale"),
-    [
-        (  # dvc.yaml names the folder, and DVC no file in it
-            edited("pipeline/learning/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/learning/schedule.py",
-            "train: pipeline/learning/schedule.py",
-        ),
-        pytest.param(
-            edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "docker/pins.env", "train: docker/pins.env",
-            marks=AGAIN,
-        ),
-        pytest.param(other_lr, "params.yaml", "train: params.yaml: train", marks=AGAIN),
-        pytest.param(
-            edited("dvc.yaml", "python -m pipeline split", "python -B -m pipeline split"), "dvc.yaml",
-            "split: its command in dvc.yaml", marks=AGAIN,
-        ),
-    ],
-    ids=["arithmetic", "pin", "params", "command"],
-)  # fmt: skip
-def test_what_was_committed_without_a_run_is_stale(
-    project: Path, edit: Callable[[Path], None], file: str, stale: str
-) -> None:
-    """Before the commit the file is named; after it, the stage and the changed dependency."""
-    edit(project)
-    done = verify(project)
-    assert done.returncode == 1
-    assert f"verify: {file}: " in done.stderr
+    changed = ("docker/pins.env", "dvc.yaml", "params.yaml", "pipeline/learning/schedule.py")
+    with refuses(*((name, "differs") for name in changed)):
+        command.verify(None)
     commit(project)
-    done = verify(project)
-    assert done.returncode == 1
-    assert f"verify: the stage {stale}: " in done.stderr
+    with pytest.raises(UserError) as error:
+        command.verify(None)
+    stale = {(fault.key, fault.value) for fault in error.value.faults}
+    of_train = {("the stage train", part) for part in (changed[0], "params.yaml: train", changed[3])}
+    assert stale > of_train | {("the stage split", "its command in dvc.yaml")}
 
 
 def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
     """A dvc.lock that is not committed or missing is named, and so is an unknown stage."""
     call(project, "git", "rm", "--quiet", "--cached", "dvc.lock")
-    done = verify(project)
-    assert done.returncode == 1
-    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", "dvc.lock"]]
-    assert "--stage: 'trian'" in verify(project, "--stage", "trian").stderr
+    with refuses(("dvc.lock", "differs")):
+        command.verify(None)
+    with refuses(("--stage", "unknown")):
+        command.verify("trian")
     (project / "dvc.lock").unlink()
-    assert "dvc.lock: not found" in verify(project).stderr
+    with refuses(("dvc.lock", "missing")):
+        command.verify(None)
+
+
+def test_other_weights_are_compared_by_their_tensors(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number of different tensors and their difference are printed, and the outputs that differ are returned."""
+    tensors = safetensors.torch.load_file(WEIGHTS)
+    tensors["classifier.1.bias"][0] += 0.5
+    copy = shutil.copytree("models", tmp_path / "copy/models").parent
+    safetensors.torch.save_file(tensors, copy / WEIGHTS)
+    stages = dvc_lock.read()
+    outs = {path: md5 for path, md5 in dvc_lock.outputs(stages, ["train"]).items() if path.startswith("models/")}
+    made = comparison.read_hashes(outs, copy)
+    assert comparison.compare({"train": {"deps": {}, "outs": outs}}, made, ["train"], copy) == [WEIGHTS]
+    differ = f"{WEIGHTS}: 1 of {len(tensors)} tensors differ, by at most 0.5 (classifier.1.bias)"
+    assert differ in capsys.readouterr().out
+
+
+@pytest.mark.nightly("repeats a stage under DVC; make test has the same command in a clone")
+def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
+    """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
+    shutil.copytree("metrics", "old/metrics")
+    Path("old/models").mkdir()
+    shutil.copy("models/acceptance.json", "old/models")
+    edited("dvc.yaml", "exec setpriv --pdeathsig TERM python -m pipeline evaluate", "cp -r old/. .")(project)
+    call(project, "dvc", "repro", "evaluate")
+    commit(project)
+    done = verify(project, "--stage", "evaluate")
+    assert (done.returncode, results(done.stdout, "differs")) == (1, [])
+    named, _, ran = done.stdout.partition(": done (1 of 1)")
+    assert "verify: the stage evaluate: 'cp -r old/. .'" in named
+    assert ran
 
 
 @pytest.fixture
@@ -214,7 +187,7 @@ def clone(project: Path) -> Path:
     call(project, "git", "rm", "--quiet", "-r", "--cached", "dvc.lock", "metrics")
     (project / "dvc.lock").unlink()
     shutil.rmtree(project / "metrics")
-    other_lr(project)
+    set_params(project, train__lr=0.02)
     with (project / LATER).open("a") as code:  # dvc.yaml names this file
         code.write("# a later commit\n")
     commit(project)
@@ -222,26 +195,19 @@ def clone(project: Path) -> Path:
     return project.parent / "clone"
 
 
-@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats the run of a clone (test_clone)")
+@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats the run of a folder")
 def test_a_fresh_clone_repeats_the_recorded_run_and_names_a_forged_hash(clone: Path) -> None:
-    """Without a dvc.lock, with other params and with later code, which is named. Every output is compared: the one with
-    the forged hash alone differs.
-
-    The folder stays as it is. One stage alone is refused: the cache has no inputs for it.
-    """
-    assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr
+    """With other params and with later code, which is named. The output with the forged hash alone differs."""
+    assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr  # the cache has no inputs for it
     lock, forged = record.DEMO / dvc_lock.LOCK, "models/model.json"
-    write_another_hash(clone / lock)
+    write_another_hash(clone, lock)
     assert f"verify: {lock}: " in verify(clone).stderr  # it is not committed
     commit(clone)
     done = verify(clone)
     assert done.returncode == DIFFERENT, done.stderr
+    assert results(done.stdout, "differs") == [forged]
+    assert {*results(done.stdout), forged} == {*dvc_lock.outputs(dvc_lock.read(clone / lock))}
     lines = done.stdout.splitlines()
-    assert str(lock) in next(line for line in lines if line != lines[0])
-    stage_hashes = dvc_lock.read(clone / lock)
-    for output in (path for hashes in stage_hashes.values() for path in hashes["outs"]):
-        end = "  differs" if output == forged else "  same"
-        assert any(line.startswith(f"{output} ") and line.endswith(end) for line in lines), output
     (note,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
     assert LATER in note
     assert lines[-1] == f"verify: differs: {forged}"
@@ -249,72 +215,29 @@ def test_a_fresh_clone_repeats_the_recorded_run_and_names_a_forged_hash(clone: P
     assert not (clone / "dvc.lock").exists()
 
 
-@pytest.mark.nightly("a whole pipeline under DVC; make test repeats one from drawn images")
-def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
-    """The work copy uses the archives of this folder, so download runs without a network."""
-    (project / "data/archives").mkdir()
-    path = project / "data/archives/drawn.tgz"
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(project / "data/images", "flowers")
-    sha256 = files.sha256(path)
-    path.rename(path.with_name(sha256))
-    address = "https://localhost:1/drawn.tgz"
-    set_params(project, data__source="archive", data__url=address, data__sha256=sha256, evaluate__onnx=False)
-    call(project, "dvc", "repro")
-    commit(project)
-    done = verify(project, "--stage", "download")
-    assert done.returncode == 0, done.stderr
-    assert f"data/archives/{sha256}" not in done.stderr
+def test_with_an_inbox_the_rest_is_repeated(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Photos in no commit: a message says so, and the other stages are repeated. After `dvc add` all are."""
+    stages = dvc_lock.read()
+    files.write_text(Path("data/inbox/poppy/1.png"), "a photo")
+    set_params(project, data__source="inbox")
+    others = ["split", "weights"], ["--downstream"], [name for name in stages if name != "download"]
+    assert command.plan(params.load(), stages, None) == others
+    assert "data/inbox: " in capsys.readouterr().out
+    with refuses(("data/inbox", "missing")):
+        command.plan(params.load(), stages, "download")
+    files.write_text(Path("data/inbox/poppy.dvc"), "outs: []\n")
+    call(project, "git", "add", "--force", "data/inbox/poppy.dvc")
+    assert command.plan(params.load(), stages, None) == ([], [], [*stages])
+    assert command.plan(params.load(), stages, "download") == (["download"], ["--single-item"], ["download"])
 
 
-@pytest.mark.nightly("two whole pipelines under DVC; make test confirms a dvc.lock without an inbox")
-def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
-    """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
-
-    After `dvc add` they are in the commit, and download is repeated too. Photos that are read where they are
-    are read there by the work copy.
-    """
-
-    def run(source: str) -> None:
-        set_params(project, data__source=source, evaluate__onnx=False)
-        call(project, "dvc", "repro")
-        commit(project)
-
-    shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
-    run("inbox")
-    refusal = verify(project, "--stage", "download")
-    assert refusal.returncode == 1
-    assert refusal.stderr.startswith("verify: data/inbox: ")
-    done = verify(project)
-    assert done.returncode == 0, done.stderr
-    assert "data/inbox: " in done.stdout
-    stages = dvc_lock.read(project / "dvc.lock").items()
-    assert {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")} == {
-        out for name, hashes in stages if name != "download" for out in hashes["outs"]
-    }
-    run("folder")
-    done = verify(project, "--stage", "split")
-    assert done.returncode == 0, done.stderr
-    assert "data/split.csv " in done.stdout
-    run("inbox")
-    (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
-    assert "verify: data/inbox: " in verify(project).stderr
-    call(project, "dvc", "add", *(str(path) for path in files.visible(project / "data/inbox")))
-    run("inbox")
-    done = verify(project, "--stage", "download")
-    assert done.returncode == 0, done.stderr
-    assert "data/images " in done.stdout
-
-
-@pytest.mark.slow("two trainings that verify starts; make test stops trainings without it, and confirms a dvc.lock")
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=ANOTHER)], ids=lambda n: n.name)
+@pytest.mark.nightly("trainings that verify starts; make test-ci stops others, also those of studies")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""
     temporary = project.parent / "temporary"
-    command = [sys.executable, "-m", "pipeline", "verify", "--stage", "train"]
-    with subprocess.Popen(
-        command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
-    ) as process:
+    words, environ = [sys.executable, "-m", "pipeline", "verify", "--stage", "train"], verify_environment(project)
+    with subprocess.Popen(words, cwd=project, env=environ, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: list(temporary.glob("*/copy/runs/*")) or process.poll() is not None, "no training")
         (copy,) = temporary.glob("*/copy")
         process.send_signal(number)

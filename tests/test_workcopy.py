@@ -12,41 +12,48 @@ from pipeline.base.errors import UserError
 from pipeline.studies import workcopy
 from tests.helpers.projects import call, commit, create_project
 
+WITH = ("pipeline/loader/__pycache__/one.nbi", "data/pretrained/own.safetensors")  # not in Git, and yet copied
 
-def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also files that are not committed yet, and no removed ones. The user's photos are read where they are.
 
-    Compiled code is copied, so none is compiled again. A copy that is made again has nothing of the old one.
-    """
-    project = create_project(tmp_path / "project")
-    monkeypatch.chdir(project)
-    for name in ("pipeline/new.py", "large.zip", "data/inbox/mine.png", "pipeline/loader/__pycache__/one.nbi"):
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create_project(tmp_path_factory.mktemp("committed") / "project")
+
+
+@pytest.fixture
+def project(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project as the working folder."""
+    folder = shutil.copytree(committed, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_copy_has_the_files_and_the_params_but_not_git(project: Path) -> None:
+    """Also files that are not committed yet, and no removed ones. The user's photos are read where they are."""
+    for name in ("pipeline/new.py", "large.zip", "data/inbox/mine.png", *WITH):
         files.write_text(project / name, "new")
     (project / "pipeline/commands/compare.py").unlink()
     folder = workcopy.FOLDER / "a"
+    files.write_text(folder / "stale", "")
     assert workcopy.copy_project(folder, {"train.lr": 0.5}).config.train.lr == 0.5
-    for name in ("pipeline/new.py", "data/inbox/mine.png", "pipeline/loader/__pycache__/one.nbi"):
+    for name in ("pipeline/new.py", "data/inbox/mine.png", *WITH):
         assert (folder / name).is_file()
-    assert not any((folder / name).exists() for name in ("large.zip", ".git", "pipeline/commands/compare.py"))
+    absent = ("stale", "large.zip", ".git", "pipeline/commands/compare.py")
+    assert not any((folder / name).exists() for name in absent)
     assert (folder / "data/inbox").resolve() == project / "data/inbox"
-    (folder / "stale").touch()
-    workcopy.copy_project(folder, {"train.lr": 0.6})
-    assert not (folder / "stale").exists()
 
 
-def test_a_copy_of_a_copy_differs_in_its_params_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("project")
+def test_a_copy_of_a_copy_differs_in_its_params_alone() -> None:
     """Its links lead where those of the first copy lead, or to what it reads there. It is that of a training."""
-    monkeypatch.chdir(create_project(tmp_path / "project"))
     Path("data/inbox").mkdir(exist_ok=True)
     first, second = workcopy.FOLDER / "first", workcopy.FOLDER / "second"
     workcopy.copy_project(first, {})
     files.write_text(first / "data/packed/shard", "large")
     files.write_text(second / "stale", "")
     assert workcopy.copy_again(first, second, {"train.lr": 0.5}, ["data/packed"]).config.train.lr == 0.5
-    assert (second / "data/packed").is_symlink()
-    assert (second / "data/packed").samefile(first / "data/packed")
-    assert (second / "data/inbox").is_symlink()
-    assert (second / "data/inbox").samefile("data/inbox")
+    for name, origin in (("data/packed", first / "data/packed"), ("data/inbox", Path("data/inbox"))):
+        assert ((second / name).is_symlink(), (second / name).samefile(origin)) == (True, True)
     files.remove(first / "data/packed")
     files.remove(second / "data/packed")
     names = [{path.relative_to(copy) for path in copy.rglob("*") if path.is_file()} for copy in (first, second)]
@@ -55,21 +62,19 @@ def test_a_copy_of_a_copy_differs_in_its_params_alone(tmp_path: Path, monkeypatc
     assert [name.name for name in differing if not (first / name).is_symlink()] == ["params.yaml"]
 
 
-def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_commit_has_the_files_of_that_commit(project: Path) -> None:
     """With other params, and with the cache of the project, whose own files and index stay as they are."""
-    project = create_project(tmp_path / "project")
     first = call(project, "git", "rev-parse", "HEAD").stdout.strip()
     (project / "pipeline/new.py").write_text("NEW = 1\n")
-    (project / "data/inbox").mkdir(exist_ok=True)
+    for name in ("data/inbox", "data/archives"):
+        (project / name).mkdir(exist_ok=True)
     commit(project)
     (project / "pipeline/commands/compare.py").unlink()
     status = call(project, "git", "status", "--porcelain").stdout
-    monkeypatch.chdir(project)
-    copy = workcopy.copy_commit(Path("one"), first, {"train.lr": 0.5})
-    assert copy.config.train.lr == 0.5
+    assert workcopy.copy_commit(Path("one"), first, {"train.lr": 0.5}).config.train.lr == 0.5
     assert not (project / "one/pipeline/new.py").exists()
     assert (project / "one/pipeline/commands/compare.py").is_file()
-    assert (project / "one/data/inbox").is_symlink()
+    assert all((project / "one/data" / name).is_symlink() for name in ("inbox", "archives"))
     config = configparser.ConfigParser()
     config.read(project / "one/.dvc/config.local")
     cache = config["cache"]["dir"].strip('"')
@@ -102,9 +107,9 @@ def test_what_is_copied_replaces_what_is_there(tmp_path: Path) -> None:
     assert (folder / "link").is_symlink()
 
 
-def test_a_copy_of_a_commit_of_a_subfolder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_commit_of_a_subfolder(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project that is a part of a repository: the copy has the project's files at its top."""
-    project = create_project(tmp_path / "repository/inside")
+    project = shutil.copytree(committed, tmp_path / "repository/inside", symlinks=True)
     shutil.rmtree(project / ".git")
     call(project.parent, "git", "init", "--quiet")
     (project.parent / "beside").touch()

@@ -1,7 +1,7 @@
 """A real browser for tests of pages: Chromium of the system, without a window."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -69,30 +69,3 @@ def opened(
     context.close()
     assert messages == []
     assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
-
-
-def on_every_screen(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test on a desktop and on a phone, light and dark: its parameters `width` and `scheme`."""
-    of_width = pytest.mark.parametrize("width", [1280, 390])
-    of_scheme = pytest.mark.parametrize("scheme", ["light", "dark"])
-    function: Callable[..., None] = needs_chromium(of_width(of_scheme(test)))
-    return function
-
-
-@contextmanager
-def readable(browser: Browser, path: Path, *, width: int, scheme: Scheme, texts: int) -> Iterator[Page]:
-    """An opened page: nothing is wider than the window, and all texts, more than so many, have a contrast of 4.5."""
-    with opened(browser, path, width=width, scheme=scheme) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        contrasts = page.evaluate(CONTRASTS)
-        assert len(contrasts) > texts
-        assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
-        yield page
-
-
-def assert_links_have_targets(page: Page, parts: Sequence[str]) -> None:
-    """No address inside the page is there twice, none is missing, and each part has a link."""
-    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
-    links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
-    assert len(ids) == len(set(ids))
-    assert set(parts) <= set(links) <= set(ids)

@@ -46,9 +46,9 @@ def draw(folder: Path) -> None:
     files.write_text(folder / "LICENSE.txt", "".join(f"daisy/{k:02d} & dais.png {credit}\n" for k in range(PER_CLASS)))
 
 
-def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
+def finish(folder: Path) -> None:
     """Split and pack the images of a folder, and write what training and evaluation would: invented figures."""
-    config, random = config_in(folder), np.random.default_rng(seed)
+    config, random, epochs = config_in(folder), np.random.default_rng(0), 6
     split.run(config)
     prepare.run(config)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
@@ -58,9 +58,9 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     logits[np.arange(len(rows)), data.labels[rows]] += strength
     evaluate.write(config, data, rows, logits - np.log(np.exp(logits).sum(1, keepdims=True)))
     scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
-    models, weights = Path(config.paths.models), network.export_state(network.build(MODEL, len(data.classes), seed))
-    epoch, view = max(1, epochs - 2), View.from_params(config)
-    exported.save(models, weights, Description(MODEL, data.classes, view, IMAGENET.mean, IMAGENET.std, "best", epoch))
+    models, weights = Path(config.paths.models), network.export_state(network.build(MODEL, len(data.classes), 0))
+    view = View.from_params(config)
+    exported.save(models, weights, Description(MODEL, data.classes, view, IMAGENET.mean, IMAGENET.std, "best", 4))
     digest = files.sha256(models / "model.safetensors")
     acceptance.write(models, acceptance.make(digest, 0.95, scores, len(data.classes)))
     history = []
@@ -68,23 +68,16 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
         figures = (value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part)))
         history.append((epoch, 10 * epoch, 0.1, *figures))
     files.write_csv(Path(config.paths.metrics) / "history.csv", HISTORY, history)
-    return config
 
 
-def make(folder: Path) -> Params:
-    """A whole folder: params, drawn images, and everything that the report reads."""
+def make_report(folder: Path) -> None:
+    """A whole folder: params, drawn images, everything that the report reads, and the report."""
     places = {"prepare__size": 72, "train__eval_crop": 64, "train__eval_resize": 72}  # a feature map of 2 × 2
     raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1, **places)
     raw["split"]["fractions"] = {"train": 0.4, "val": 0.2, "test": 0.4}
     folder.mkdir(exist_ok=True)
     write_params(folder / "params.yaml", raw)
     draw(folder / params.Paths.images)
-    return finish(folder)
-
-
-def write(folder: Path) -> Path:
-    """Write the report of a finished folder; its path."""
-    config = config_in(folder)
+    finish(folder)
     with mock.patch.dict(os.environ):  # the stage sets variables of its process for good
-        report.run(config)
-    return Path(config.paths.reports) / "index.html"
+        report.run(config_in(folder))
