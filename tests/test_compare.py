@@ -19,7 +19,7 @@ from pipeline.config import params
 from pipeline.evaluation import figures
 from pipeline.studies import revisions
 from pipeline.studies.revisions import Revision
-from tests.conftest import PROJECT, change, read_params, write_params
+from tests.conftest import PHOTOS, PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import parsed
 from tests.helpers.projects import call, commit, create_project
@@ -80,14 +80,13 @@ def test_of_two_the_better_one_is_named_and_whether_it_is_significant() -> None:
     """With the difference in points, p, and how many images each has right alone."""
     few, many = answers(*[True] * 3, *[False] * 7), answers(*[False] * 1, *[True] * 9)
     for names, tables in ((("x", "y"), (few, many)), (("y", "x"), (many, few))):
-        line = compare.describe_test(names, tables)
-        assert re.findall(r"[\d.]*\.\d+", line) == ["60.0", "0.07"]
-        assert line.startswith("y ")
-        assert "better" not in line  # it is not significant
-    line = compare.describe_test(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
-    assert line.startswith("y is better than x")
-    assert re.findall(r"[\d.]*\.\d+", line) == ["100.0", "0.0039"]
-    assert not re.search("better|more", compare.describe_test(("x", "y"), (few, few)))
+        found = compare.verdict(names, tables)
+        assert (found.word, found.answer[:2]) == ("No", "y ")  # it is not significant
+        assert re.findall(r"[\d.]*\.\d+", found.answer) == ["60.0", "0.07"]
+    found = compare.verdict(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
+    assert (found.word, found.answer[:21]) == ("Yes", "y is better than x: 1")
+    assert re.findall(r"[\d.]*\.\d+", found.answer) == ["100.0", "0.0039"]
+    assert not re.search("better|more", compare.verdict(("x", "y"), (few, few)).answer)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +111,19 @@ def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monke
     monkeypatch.setattr(revisions, "table", lambda name, _, __, file: tables.get((name, file), history))
     monkeypatch.chdir(tmp_path)
     both = [revision(name, figures=FIGURES | {"exported_epoch": 1}) for name in "xy"]
-    sentence, page = compare.compare_two(both[0], both[1], {}, params.Params().paths)
-    assert re.findall(r"[\d.]*\.\d+|\d+ of [xy]", sentence) == ["66.7", "0.031", "1 of x", "5 of y"]
-    shown = parsed(Path(page.split()[-1]).read_text())
+    photo = PHOTOS / "daisy/10140303196_b88d3d6cec.jpg"
+    shutil.copytree(photo.parent, tmp_path / "data/images")
+    (tmp_path / "data/images" / photo.name).rename(tmp_path / "data/images/5.png")  # which y alone has right
+    found = compare.compare_two(both[0], both[1], {}, params.Params())
+    assert re.findall(r"[\d.]*\.\d+|\d+ of [xy]", "".join(found.lines())) == ["66.7", "0.031", "1 of x", "5 of y"]
+    of_programs = json.loads(compare.as_json(both, found))
+    assert [one["figures"]["macro_f1"] for one in of_programs["revisions"]] == [FIGURES["macro_f1"]] * 2
+    assert {key: of_programs["test"][key] for key in ("images", "first_alone", "second_alone")} == {
+        "images": 9, "first_alone": 0, "second_alone": 6,
+    }  # fmt: skip
+    assert found.page
+    shown = parsed(found.page.read_text())
+    assert [one.text.split()[-1] for one in shown.all("figure", class_="shot") if one.all("img")] == ["5.png"]
     rows = {name: cells for name, *cells in shown.table("Figures of both")}
     assert [cell.split()[0] for cell in rows["test accuracy"]] == ["0.3333", "1.0000", "+0.6667"]
     assert "macro F1" not in rows  # it is of other images

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pipeline.reporting.gallery import Album
+from pipeline.reporting.thumbnails import Thumbnail
 from pipeline.studies import pair
 from pipeline.studies.pair import Run
-from tests.helpers.pages import parsed
+from tests.helpers.pages import Element, parsed
 
 HOSTILE = "<b onclick=alert(1)>"
 FIGURES = {"macro_f1": 0.4, "nll": 1.25, "ece": 0.1, "val_accuracy": 0.75}
@@ -28,29 +30,39 @@ def run_of(name: str, right: list[bool], epochs: int) -> Run:
 # 1 both right, 2 only the first, 3 only the second, 1 both wrong
 FIRST = run_of("HEAD", [True, True, True, False, False, False, False], 3)
 SECOND = run_of(HOSTILE, [True, False, False, True, True, True, False], 5)
-TEST = "the second has 14.3 points more; chance can do as much (p = 1)"
+TEST = ("No", "the second has 14.3 points more; chance can do as much (p = 1)", "images that only it has right: 3")
+PICTURE = Thumbnail("data:image/jpeg;base64,AAAA", 4, 3)
 
 
 def page(first: Run = FIRST, second: Run = SECOND, changed: Sequence[tuple[str, str, str]] = CHANGED) -> str:
-    return pair.page(first, second, TEST, changed)
+    return pair.page(first, second, TEST, changed, Album({"1.jpg": PICTURE}, {"2.jpg": HOSTILE}))
+
+
+def shots(root: Element, heading: str) -> list[list[str]]:
+    """What is said of each image below a heading."""
+    heads, groups = root.all("h3"), root.all("div", class_="shots")
+    (group,) = (group for head, group in zip(heads, groups, strict=True) if head.text == heading)
+    return [[span.text for span in one.one("figcaption").all("span")][:2] for one in group.all("figure")]
 
 
 def test_it_says_where_two_runs_disagree() -> None:
     """The result of the test, every setting, a line of each run, the shares of each class, and each image."""
     root = parsed(page())
-    assert TEST in root.one("section", id="better").text
+    assert all(part in root.one("section", id="better").text for part in (*TEST[:2], TEST[2][1:]))
     assert root.table("Settings that differ") == [list(row) for row in CHANGED]
     assert [len(one.all("path", class_="line")) for one in root.all("svg", role="img")] == [4, 2, 2, 2, 2]
     assert "Both have 1 image right, and both have 1 wrong." in root.text
-    first = root.table("Images that only HEAD has right: 2")
-    assert first == [["1.jpg", HOSTILE, "daisy"], ["2.jpg", "daisy", HOSTILE]]
-    assert [row[0] for row in root.table(f"Images that only {HOSTILE} has right: 3")] == ["3.jpg", "4.jpg", "5.jpg"]
+    ours = shots(root, "Images that only HEAD has right: 2")
+    assert ours == [[HOSTILE, f"{HOSTILE}: daisy"], ["daisy", f"{HOSTILE}: {HOSTILE}"]]
+    theirs = shots(root, f"Images that only {HOSTILE} has right: 3")
+    assert [answer for _, answer in theirs] == ["HEAD: daisy", f"HEAD: {HOSTILE}", "HEAD: daisy"]
+    assert [image.attributes["alt"] for image in root.all("img")] == ["\u20681.jpg\u2069"]
     daisy = next(row for row in root.table("Share of right answers") if row[0] == "daisy")  # images 0 and 2; 0 and 4
     interval = "50.0\u00a0% 15.0\u00a0% to 85.0\u00a0%"
     assert daisy == ["daisy", "4", interval, interval, "+0.0"]
     many = parsed(page(run_of("a", [True] * 80, 2), run_of("b", [False] * 80, 2), []))
-    assert len(many.table("Images that only a has right: the first 50 of 80")) == 50
-    assert ("No setting differs." in many.text, "Images that only b has right: 0." in many.text) == (True, True)
+    assert len(shots(many, "Images that only a has right: the first 24 of 80")) == 24
+    assert ("No setting differs." in many.text, shots(many, "Images that only b has right: 0")) == (True, [])
 
 
 def test_every_figure_has_the_difference_and_shares_have_their_interval() -> None:
