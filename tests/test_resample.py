@@ -30,10 +30,10 @@ def pixels(normalized: Tensor) -> Tensor:
 
 
 # Compiling takes seconds for each pair of sizes: a few of every kind.
-@pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
+# Compiling takes seconds for each pair of sizes: smaller, enlarged, and odd. test_kernels.py has further ones.
+@pytest.mark.parametrize(("side", "out"), [(256, 224), (40, 96), (33, 17)])
 def test_no_rounding_is_left_to_an_order(side: int, out: int) -> None:
-    """The loop has the bits of sums in float64, taken in another order; boxes of every kind, with and without
-    normalization."""
+    """The loop has the bits of sums in float64, taken in another order; boxes of every kind."""
     images, crops = random_images(5, side), drawn_crops(20, 5, side, out, seed=side)
     for normalization in (AS_IT_IS, NORMALIZED):
         assert torch.equal(resample.resample(images, crops, *normalization), exact(images, crops, *normalization))
@@ -75,7 +75,7 @@ def test_the_whole_square_at_its_own_size_is_the_square() -> None:
     assert torch.equal(crops[1], images[1].permute(2, 0, 1).flip(2).float())
 
 
-@pytest.mark.parametrize("out", [32, 64, 100])
+@pytest.mark.parametrize("out", [32, 100])
 def test_it_is_pillows_box_resize(out: int) -> None:
     """For any box, Pillow's resize(BILINEAR, box=…) gives the same pixels up to the rounding of its two passes."""
     images, boxes = random_images(8, 64), random_boxes(8, 64)
