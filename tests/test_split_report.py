@@ -22,14 +22,10 @@ def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, 
 
 
 def test_a_long_list_of_classes_is_cut() -> None:
-    """The largest class first; classes of one size are in the order of their names. 17 classes are shown, of more the
-    largest and the smallest, and how many are between. No line is long.
-    """
-    assert [line[:2] for line in report({"b": (1, 2, 3, 0), "c": (9, 1, 1, 0), "a": (4, 1, 1, 0)})[3:6]] == [
-        "c ", "a ", "b ",
-    ]  # fmt: skip
-    rows = [len(report({f"{n:02}": (9, 1, 1, 0) for n in range(number)})) - 4 for number in (17, 18)]
-    assert rows == [17, 16 + 1]
+    """The largest class first; those of one size by name. Of more than 17, a few are named."""
+    by_size = report({"b": (1, 2, 3, 0), "c": (9, 1, 1, 0), "a": (4, 1, 1, 0)})[3:6]
+    assert [line[0] for line in by_size] == ["c", "a", "b"]
+    assert [len(report({f"{n:02}": (9, 1, 1, 0) for n in range(number)})) - 4 for number in (17, 18)] == [17, 16 + 1]
     lines = report({f"{n:04} {'x' * 60}": (2000 - n, 1, 1, 0) for n in range(1000)})
     assert len(lines) < 25
     assert max(map(len, lines)) <= 120 + 80  # the last line names two classes
@@ -60,10 +56,7 @@ WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "ro
 
 
 def test_tables_are_straight_with_letters_of_all_widths() -> None:
-    """What a terminal draws in two columns counts as two, and what it draws over another letter as none.
-
-    Control characters are escaped, and a long name is cut.
-    """
+    """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
     assert {name: display_width(name) for name in WIDE} == WIDE
     split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate([*WIDE, "a\nb", "c" * 100])})[2:-1]
     by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
@@ -78,9 +71,7 @@ def test_tables_are_straight_with_letters_of_all_widths() -> None:
 )
 def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
     """Fewer than 30, or one of a class, by its name; and the command that tests every image."""
-    sentence = split_report.few_test_images(
-        {label: {"test": images} for label, images in zip("ab", tested, strict=True)}
-    )
+    sentence = split_report.few_test_images({label: {"test": n} for label, n in zip("ab", tested, strict=True)})
     assert (sentence.partition("(")[2].partition(")")[0], "perennial folds" in sentence) == (facts, bool(facts))
 
 
