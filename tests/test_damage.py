@@ -260,18 +260,29 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path) -> None:
     assert (fault.key, fault.kind) == (str(object_of(Path(), "models/model.json")), "damaged")
 
 
-def test_a_stage_under_dvc_compares_its_inputs_and_names_what_dvc_removed(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stage that a user starts by hand does neither. The remedy says what DVC's cache has, and what Git has."""
+def test_a_stage_under_dvc_compares_its_inputs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that a user starts by hand does not."""
     flip(project / "data/kept.csv")
-    removed = [*dvc_lock.read()["train"]["outs"]]
-    for path in removed:
-        files.remove(project / path)
-    assert (integrity.check("prepare"), frame.removed_outputs("train")) == ([], [])
+    assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with refuses(("data/kept.csv", "differs")):
         integrity.check("prepare")
-    (fault,) = frame.removed_outputs("train")
-    assert fault.key.split(", ") == removed
-    assert fault.remedy.endswith("dvc checkout; git checkout metrics/train.json")
+
+
+def test_wrong_params_cost_no_output(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`perennial repro` refuses before DVC removes outputs. A stage says what DVC has removed, and the remedy."""
+    set_params(project, split__fold=99)
+    with refuses(("split.fold", "value")):
+        run(capfd)
+    assert (project / "data/split.csv").is_file()
+    for path in dvc_lock.read()["train"]["outs"]:
+        files.remove(project / path)
+    monkeypatch.setattr("pipeline.base.linux.die_with_parent", lambda: None)
+    monkeypatch.setenv(integrity.UNDER_DVC, "train")
+    assert frame.run_stage("train", lambda _: None) == 1
+    removed, fold = capfd.readouterr().err.splitlines()
+    assert removed.startswith("train: metrics/history.csv, ")
+    assert removed.endswith("dvc checkout; git checkout metrics/train.json")
+    assert fold.startswith("train: split.fold: ")

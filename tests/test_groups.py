@@ -110,12 +110,3 @@ def test_a_group_on_two_sides_of_a_given_split_is_counted_and_not_moved(tmp_path
     rows, counts = do_split(tmp_path, group="folder")
     assert (counts["groups"]["across_splits"], counts["splits"]["val"]) == (2, 4)
     assert {row.split for row in rows if row.path.startswith(("train/cat/cat1/", "train/dog/dog1/"))} == {"train"}
-
-
-def test_what_is_said_of_groups() -> None:
-    """How many there are, how many images have none, and how many are on two sides; of the last two, only if any."""
-    files = [ImageFile(f"{number}.png", "a", "") for number in range(4)]
-    counts, notes = groups.report(files, [("path 7",), ("path 7",), (), ()], ["train", "val", "val", "val"])
-    assert counts == {"named": 1, "images_without": 2, "across_splits": 1}
-    assert len(notes) == 3
-    assert [len(groups.report(files, [("path 7",)] * n + [()] * (4 - n), ["val"] * 4)[1]) for n in (3, 4)] == [2, 1]

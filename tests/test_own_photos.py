@@ -10,7 +10,6 @@ import pytest
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.sources import synthetic
-from tests.conftest import set_params
 from tests.helpers.projects import call, commit, create_project
 
 SMALL: dict[str, Any] = {"train__epochs": 1, "split__phash_distance": 0}
@@ -115,21 +114,3 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     assert ran(elsewhere, "dvc", "repro", "--allow-missing") == []
     call(elsewhere, "dvc", "exp", "run", "--allow-missing", "evaluate", "-S", "train.lr=0.005")
     assert (elsewhere / "metrics/eval.json").read_bytes() != (folder / "metrics/eval.json").read_bytes()
-
-
-@pytest.mark.nightly("four starts of DVC; make test-ci names what DVC has removed in one process (test_damage)")
-def test_wrong_params_cost_no_output(finished: Path, tmp_path: Path) -> None:
-    """`perennial repro` refuses before DVC removes anything; under `dvc repro`, what DVC removed comes back."""
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    set_params(folder, split__fold=99)
-    refusal = call(folder, "python", "-m", "pipeline", "repro", check=False)
-    assert refusal.returncode == 1
-    assert refusal.stderr.startswith("repro: split.fold: ")
-    assert (folder / "data/split.csv").is_file()
-    refusal = call(folder, "dvc", "repro", "-sf", "train", check=False)
-    (line,) = [line for line in refusal.stderr.splitlines() if line.startswith("train: metrics/history.csv, ")]
-    assert not (folder / "models/model.safetensors").exists()
-    for part in ("dvc checkout", "git checkout metrics/train.json"):
-        assert part in line
-        call(folder, *part.split())
-    assert (folder / "models/model.safetensors").is_file()

@@ -117,15 +117,6 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     assert abs(extent.prod(1).std() - area.std()) < 0.03
 
 
-@given(strength=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_jitter_factors_stay_in_their_range(strength: float, seed: int) -> None:
-    """Brightness, contrast and saturation change by the strength at most; without strength not at all."""
-    factors = random_params.jitter_factors(seed, [0], 50, strength)
-    assert (abs(factors - 1) <= np.float32(strength) + 1e-6).all()
-    assert (factors >= 0).all()
-    assert (random_params.jitter_factors(seed, [0], 50, 0.0) == 1).all()
-
-
 @given(crop=st.integers(16, 300), chance=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_erased_rectangles_stay_inside(crop: int, chance: float, seed: int) -> None:
     """A rectangle lies in the crop and never covers a whole side, or there is none."""

@@ -33,14 +33,6 @@ def test_a_long_list_of_classes_is_cut() -> None:
     assert (lines[3][:5], lines[-2][:5]) == ("0000 ", "0999 ")
 
 
-def test_each_reason_has_its_number_and_first_file() -> None:
-    """The most frequent reason first, equal ones in the order of names; duplicates are one reason."""
-    excluded = [("duplicate of a/1.png", "a/2.png"), ("empty", "b/1.png"), ("duplicate of c", "d"), ("a", "e")]
-    lines = report({"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}, *excluded)[2:5]
-    facts = ("2 duplicate (first: a/2.png)", "1 a (first: e)", "1 empty (first: b/1.png)")
-    assert [fact in line for fact, line in zip(facts, lines, strict=True)] == [True] * 3
-
-
 @pytest.mark.parametrize(
     ("large", "small", "ratio", "advice"),
     [(30, 30, "", False), (30, 10, "3.0 times", False), (31, 10, "3.1 times", True)],
