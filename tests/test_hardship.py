@@ -1,4 +1,4 @@
-"""What a machine can do to a run: fill the disk, forbid to write, have no HOME and no user. test_faults.py kills.
+"""What a machine can do to a run: fill the disk, have no HOME and no user. test_faults.py kills, and forbids to write.
 
 Disks are small tmpfs mounts, users are taken with setpriv: tests that need root are skipped without it.
 """
@@ -9,14 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torchvision
 
 from pipeline.models import pretrained
-from tests.conftest import set_params
 from tests.helpers import starts
 from tests.helpers.projects import create_project
 from tests.helpers.trainings import digests
@@ -31,13 +29,6 @@ def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
 def outputs(folder: Path) -> dict[str, str]:
     """Every file of every output with its SHA-256."""
     return digests(folder, "data", "models", "metrics", "reports")
-
-
-def copy(project: Path, folder: Path, **changes: Any) -> Path:
-    """A finished project in a folder of its own, with changed params: without DVC's cache, which is as large again."""
-    shutil.copytree(project, folder, symlinks=True, ignore=shutil.ignore_patterns("cache"))
-    set_params(folder, **changes)
-    return folder
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def fill(disk: Path, leave: int) -> Path:
 @needs_root
 def test_a_full_disk_is_named_and_costs_nothing(finished: Path, disk: Path) -> None:
     """One line names the output and the free space. Earlier outputs do not change. With enough space it runs."""
-    folder = copy(finished, disk / "w")
+    folder = shutil.copytree(finished, disk / "w", symlinks=True, ignore=shutil.ignore_patterns("cache"))
     before = outputs(folder)
     filler = fill(disk, 4096)
     full = run(folder, "prepare")
@@ -89,40 +80,13 @@ def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Pat
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
-TWO_LINES = pytest.mark.nightly("two processes that import torch; make test has a stage of one process")
-
-
-@needs_root
-@pytest.mark.parametrize(("stage", "lines"), [("split", 1), pytest.param("train", 2, marks=TWO_LINES)])
-def test_a_workspace_that_is_read_only_is_named(finished: Path, disk: Path, stage: str, lines: int) -> None:
-    """One line per process that cannot start, and the outputs do not change."""
-    folder = copy(finished, disk / "w", train__parallel="ddp", run__processes=2)
-    before = outputs(folder)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    refused = run(folder, stage)
-    assert refused.returncode == 1
-    assert "Traceback" not in refused.stderr
-    named = [line for line in refused.stderr.splitlines() if "Read-only file system" in line]
-    assert len(named) == lines, refused.stderr
-    assert all(line.startswith(f"{stage}: ") for line in named)
-    assert outputs(folder) == before
-
-
 def as_a_stranger(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """`python -m pipeline` as an unknown user without HOME. The user may read everything, so that Python starts."""
+    user = ["--reuid=12345", "--regid=12345", "--clear-groups"]
     capability = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    user = [
-        "setpriv",
-        "--reuid=12345",
-        "--regid=12345",
-        "--clear-groups",
-        *capability,
-        sys.executable,
-        "-m",
-        "pipeline",
-    ]
+    command = ["setpriv", *user, *capability, sys.executable, "-m", "pipeline", *words]
     environ["PATH"] = os.environ["PATH"]
-    return subprocess.run([*user, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
 @needs_root

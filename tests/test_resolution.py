@@ -69,7 +69,7 @@ def test_the_shapes_of_every_step(tmp_path: Path) -> None:
     plain = params.load(folder / "params.yaml").train
     rising = plain.model_copy(update={"crop_from": 16})
     whole, constant = (list(train_batches(images, which, WHOLE, 0)) for which in (rising, plain))
-    halves = [list(train_batches(images, rising, Share(range(rank, rank + 1), 2), 0)) for rank in (0, 1)]
+    halves = [train_batches(images, rising, Share(range(rank, rank + 1), 2), 0) for rank in (0, 1)]
     assert [batch.images.shape for batch in whole] == [(8, 3, 16, 16)] * 4 + [(8, 3, 32, 32)] * 5
     for one, *both in zip(whole, *halves, strict=True):
         assert torch.equal(one.images, torch.cat([half.images for half in both]))

@@ -45,7 +45,10 @@ def photos_split(photos: Path) -> tuple[Rows, Counts]:
 
 
 def test_the_real_photos_have_three_exact_pairs_and_one_conflict(photos_split: tuple[Rows, Counts]) -> None:
-    """Two pairs keep their first image, the pair in roses and tulips keeps none. Each image is counted once."""
+    """Two pairs keep their first image, the pair in roses and tulips keeps none. Each image is counted once.
+
+    Brute force over all pairs finds as many near ones as were counted, each in one split and group.
+    """
     rows, counts = photos_split
     assert (counts["images"], counts["kept"]) == (40, 36)
     assert (counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 1)
@@ -53,28 +56,17 @@ def test_the_real_photos_have_three_exact_pairs_and_one_conflict(photos_split: t
     conflicting = [path for path, reason in reasons(rows).items() if reason == "conflicting labels"]
     assert conflicting == ["roses/15922772266_1167a06620.jpg", "tulips/15922772266_1167a06620.jpg"]
     assert sum(sum(by_split.values()) for by_split in counts["classes"].values()) == 40
-    assert counts["splits"] == {name: sum(row.split == name for row in rows) for name in SPLITS}
-
-
-def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Counts]) -> None:
-    """Brute force over all pairs finds as many within the threshold as were counted, each in one split and group."""
-    rows, counts = photos_split
-    used_rows = [row for row in rows if row.split]
-    hashes = np.array([int(row.phash, 16) for row in used_rows], np.uint64)
-    pairs = datasets.near_by_brute_force(hashes, 8)
+    used = [row for row in rows if row.split]
+    assert counts["splits"] == {name: sum(row.split == name for row in used) for name in SPLITS}
+    pairs = datasets.near_by_brute_force(np.array([int(row.phash, 16) for row in used], np.uint64), 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
-    assert all((used_rows[a].split, used_rows[a].group) == (used_rows[b].split, used_rows[b].group) for a, b in pairs)
-
-
-def test_the_number_of_threads_changes_no_row(photos: Path, photos_split: tuple[Rows, Counts]) -> None:
-    """Nor a count."""
-    assert do_split(photos, workers=1) == photos_split
+    assert all((used[a].split, used[a].group) == (used[b].split, used[b].group) for a, b in pairs)
 
 
 def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Counts], tmp_path: Path) -> None:
-    """Each real photo keeps its split when a good and a corrupt photo are added."""
-    folder = tmp_path / "images"
-    shutil.copytree(photos, folder)
+    """Each real photo keeps its split when a good and a corrupt photo are added, and with one thread."""
+    assert do_split(photos, workers=1) == photos_split
+    folder = shutil.copytree(photos, tmp_path / "images")
     put(folder / "daisy/0 new.png", 7, side=200)
     (folder / "daisy/corrupt.jpg").write_bytes((folder / "daisy/10140303196_b88d3d6cec.jpg").read_bytes()[:9000])
     rows, _ = do_split(folder)
@@ -171,19 +163,12 @@ def test_a_part_cut_from_train_has_no_near_duplicate_in_a_given_part(tmp_path: P
 @given(st.integers(2, 1000), st.integers(1, 80), st.integers(1, 19))
 def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -> None:
     """Test has 1 / folds, whatever fractions.test is; train : val is as the fractions say; the sum is 1."""
-    config = settings(val=val / 100, test=test / 100, folds=folds)
-    share = splitting.shares(config)
+    share = splitting.shares(settings(val=val / 100, test=test / 100, folds=folds))
     assert share["test"] == Fraction(1, folds)
     assert share["train"] * val == share["val"] * (100 - val - test)
     assert sum(share.values()) == 1
-
-
-def test_ten_folds_are_the_default_fractions() -> None:
-    """So fold 0 of 10 has the images of the default params."""
+    # So fold 0 of 10 has the images of the default params.
     assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
-    assert splitting.shares(settings(folds=1)) == {
-        "train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10),
-    }  # fmt: skip
 
 
 def test_ignored_duplicates_are_kept_and_every_other_image_stays(small: Path) -> None:

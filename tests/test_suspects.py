@@ -199,6 +199,9 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
 # ---- cleanvision ----
 
 
+@pytest.mark.nightly(
+    "it imports another library for seconds; test_the_measures_follow_their_definitions has its formulas"
+)
 def test_cleanvision_names_the_same_photos(photos: Path) -> None:
     """The same blurred ones and odd shape. Only we name grey ones saved as colour; only it, sizes 30 % from most."""
     with warnings.catch_warnings():
