@@ -110,7 +110,12 @@ def test_damaged_objects_are_put_back_from_whole_outputs(
     """Flipped, cut or empty: each is named, and no stage runs. The next start names none, and reads no object."""
     read: list[str] = []
     md5 = integrity.hash_files.__defaults__[0]  # type: ignore[index]
-    monkeypatch.setattr(integrity.hash_files, "__defaults__", (lambda path: read.append(path) or str(md5(path)),))
+
+    def note(path: str) -> str:
+        read.append(path)
+        return str(md5(path))
+
+    monkeypatch.setattr(integrity.hash_files, "__defaults__", (note,))
     before = everything(project)
     kinds = [("data/images", ""), ("data/images", an_image(project)), ("data/packed", "images-00000.bin"),
              ("models/model.safetensors", ""), ("metrics/eval.json", "")]  # fmt: skip

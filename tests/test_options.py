@@ -94,7 +94,7 @@ def same_backbone(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one if not name.startswith("fc."))
 
 
-def validated(folder: Path) -> tuple[Tensor, NDArray[np.int64]]:
+def validated(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Logits of the exported model for the validation images, and their labels."""
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
     rows = data.rows("val")

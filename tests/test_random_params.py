@@ -17,7 +17,7 @@ SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size
 def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the seed, a purpose that no other kind has, and the step or epoch; none has a part of another."""
     whole, keys, sizes = sampler.generator, [], np.array([[50, 40]], np.int32)
-    monkeypatch.setattr(sampler, "generator", lambda *key: keys.append(key) or whole(*key))
+    monkeypatch.setattr(sampler, "generator", lambda *key: keys.append(key) or whole(*key))  # type: ignore[func-returns-value]
     sampler.order(1007, 11, 5)
     random_params.crop_boxes(1007, [11], sizes, 64, (0.08, 1.0), 0.5)
     sampler.dropout_seed(1007, 11)
