@@ -215,6 +215,13 @@ def browser() -> Iterator["Browser"]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def raw() -> dict[str, Any]:
     """params.yaml as plain tables, which the test may change."""
     return read_params()

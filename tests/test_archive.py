@@ -58,21 +58,17 @@ def test_every_kind_of_archive_is_known_by_its_content(content: bytes, tmp_path:
 @pytest.mark.parametrize(
     ("names", "paths"),
     [
-        (["top/daisy/a", "top/rose/b"], ["daisy/a", "rose/b"]),
-        (["./top/daisy/a", "./top/rose/b"], ["daisy/a", "rose/b"]),
-        (["daisy/a", "rose/b"], ["daisy/a", "rose/b"]),
-        (["daisy/a", "daisy/b"], ["daisy/a", "daisy/b"]),
-        (["top/daisy/a"], ["daisy/a"]),
-        (["top/top/a", "top/rose/b"], ["top/a", "rose/b"]),
-        (["top/train/daisy/a", "top/test/daisy/b"], ["train/daisy/a", "test/daisy/b"]),
-        (["top/daisy/a", "LICENSE"], ["top/daisy/a", "LICENSE"]),
-        (["top/daisy/a", "__MACOSX/top/._a", "top/.DS_Store", "top/daisy/Thumbs.db"], ["daisy/a"]),
+        ("top/daisy/a top/rose/b", "daisy/a rose/b"), ("./top/daisy/a ./top/rose/b", "daisy/a rose/b"),
+        ("daisy/a rose/b", "daisy/a rose/b"), ("daisy/a daisy/b", "daisy/a daisy/b"), ("top/daisy/a", "daisy/a"),
+        ("top/top/a top/rose/b", "rose/b top/a"), ("top/daisy/a LICENSE", "LICENSE top/daisy/a"),
+        ("top/train/daisy/a top/test/daisy/b", "test/daisy/b train/daisy/a"),
+        ("top/daisy/a __MACOSX/top/._a top/.DS_Store top/daisy/Thumbs.db", "daisy/a"),
     ],
-)
-def test_one_common_top_folder_is_left_out(names: list[str], paths: list[str], tmp_path: Path) -> None:
+)  # fmt: skip
+def test_one_common_top_folder_is_left_out(names: str, paths: str, tmp_path: Path) -> None:
     """The one folder that holds all class folders is left out, but never a class folder; junk does not count."""
     for pack in (tar_bytes, zip_bytes):
-        assert sorted(unpack_bytes(pack(dict.fromkeys(names, b"x")), tmp_path)) == sorted(paths)
+        assert sorted(unpack_bytes(pack(dict.fromkeys(names.split(), b"x")), tmp_path)) == paths.split()
 
 
 def test_a_zip_with_backslashes_has_folders(tmp_path: Path) -> None:
@@ -101,46 +97,28 @@ def link(name: str) -> zipfile.ZipInfo:
 
 
 ATTACKS = [
-    pytest.param(tar_bytes(PHOTOS, (member(name, kind, target=target), b"")), name, id=f"tar: {what}: {name}")
-    for name, kind, target, what in [
-        ("/tmp/x.jpg", tarfile.REGTYPE, "", "outside"),
-        ("top/../../x.jpg", tarfile.REGTYPE, "", "outside"),
-        ("..", tarfile.DIRTYPE, "", "outside"),
-        ("top/soft.jpg", tarfile.SYMTYPE, "/etc/passwd", "a link"),
-        ("top/hard.jpg", tarfile.LNKTYPE, "top/daisy/a.jpg", "a link"),
-        ("top/disk", tarfile.BLKTYPE, "", "neither"),
-        ("top/tty", tarfile.CHRTYPE, "", "neither"),
-        ("top/pipe", tarfile.FIFOTYPE, "", "neither"),
-        ("top/daisy/a.jpg", tarfile.REGTYPE, "", "there twice"),
-        ("top/daisy/./a.jpg", tarfile.REGTYPE, "", "there twice"),
-        ("top/daisy", tarfile.REGTYPE, "", "there twice"),
-        ("top/daisy/a.jpg/b.jpg", tarfile.REGTYPE, "", "there twice"),
-        ("top/daisy/" + "n" * 300, tarfile.REGTYPE, "", "too long a name"),
-        ("top/daisy/\udcff.jpg", tarfile.REGTYPE, "", "not named in UTF-8"),
-    ]
-] + [
-    pytest.param(zip_bytes(PHOTOS, (info, b"target")), info.filename, id=f"zip: {what}: {info.filename}")
-    for info, what in [
-        (zipfile.ZipInfo("/tmp/x.jpg"), "outside"),
-        (zipfile.ZipInfo("top/../../x.jpg"), "outside"),
-        (link("top/soft.jpg"), "a link"),
-        (zipfile.ZipInfo("top/./daisy/a.jpg"), "there twice"),
-    ]
-]
+    *((tar_bytes(PHOTOS, (member(name, kind, target=target), b"")), name) for name, kind, target in (
+        ("/tmp/x.jpg", tarfile.REGTYPE, ""), ("top/../../x.jpg", tarfile.REGTYPE, ""), ("..", tarfile.DIRTYPE, ""),
+        ("top/soft.jpg", tarfile.SYMTYPE, "/etc/passwd"), ("top/hard.jpg", tarfile.LNKTYPE, "top/daisy/a.jpg"),
+        ("top/disk", tarfile.BLKTYPE, ""), ("top/tty", tarfile.CHRTYPE, ""), ("top/pipe", tarfile.FIFOTYPE, ""),
+        # there twice
+        ("top/daisy/a.jpg", tarfile.REGTYPE, ""), ("top/daisy/./a.jpg", tarfile.REGTYPE, ""),
+        ("top/daisy", tarfile.REGTYPE, ""), ("top/daisy/a.jpg/b.jpg", tarfile.REGTYPE, ""),
+        # too long a name, and one that is not UTF-8
+        ("top/daisy/" + "n" * 300, tarfile.REGTYPE, ""), ("top/daisy/\udcff.jpg", tarfile.REGTYPE, ""),
+    )),
+    *((zip_bytes(PHOTOS, (info, b"target")), info.filename) for info in (
+        zipfile.ZipInfo("/tmp/x.jpg"), zipfile.ZipInfo("top/../../x.jpg"), link("top/soft.jpg"),
+        zipfile.ZipInfo("top/./daisy/a.jpg"),
+    )),
+    (zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe"), "daisy/\udcff\udcfe.png"),
+    # Python makes such folders with a function that calls itself for each.
+    *((pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), "a/a/")
+      for pack in (tar_bytes, zip_bytes) for depth in (MAX_DEPTH + 1, 1500)),
+]  # fmt: skip
 
 
-# Python makes such folders with a function that calls itself for each.
-DEEP = [
-    pytest.param(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), "a/a/", id=f"{pack.__name__}: {depth} folders")
-    for pack in (tar_bytes, zip_bytes)
-    for depth in (MAX_DEPTH + 1, 1500)
-]
-NOT_UTF8 = zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe")
-
-
-@pytest.mark.parametrize(
-    ("content", "name"), [*ATTACKS, *DEEP, pytest.param(NOT_UTF8, "daisy/\udcff\udcfe.png", id="zip: not UTF-8")]
-)
+@pytest.mark.parametrize(("content", "name"), ATTACKS, ids=[ascii(name)[:40] for _, name in ATTACKS])
 def test_nothing_lands_outside(content: bytes, name: str, tmp_path: Path) -> None:
     """An entry outside the folder or too deep in it, a link, a device or a second entry is refused by name."""
     reason = is_refused(content, tmp_path, "value")
@@ -162,14 +140,11 @@ def test_more_entries_or_bytes_than_allowed_are_refused(
 
 def test_bytes_are_counted(tmp_path: Path) -> None:
     """A small archive with a sparse file of a terabyte is refused after the allowed bytes."""
-    real = tmp_path / "sparse"
-    with real.open("wb") as sparse:
+    with (tmp_path / "sparse").open("wb") as sparse:
         sparse.truncate(10**12)
-    subprocess.run(["tar", "--sparse", "-cf", "x.tar", "sparse"], cwd=tmp_path, check=True)
-    content = (tmp_path / "x.tar").read_bytes()
-    real.unlink()
-    (tmp_path / "x.tar").unlink()
-    is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (10, 5_000_000))
+    tar = subprocess.run(["tar", "--sparse", "-c", "sparse"], cwd=tmp_path, check=True, stdout=subprocess.PIPE)
+    (tmp_path / "sparse").unlink()
+    is_refused(tar.stdout, tmp_path, "damaged", f"{tmp_path}/archive", (10, 5_000_000))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +164,7 @@ SHORT += bytes(-len(SHORT) % 512 + 512)  # two blocks of zeros are the end of a 
 @pytest.mark.parametrize(
     "content", [SHORT[:-511], gzip.compress(SHORT), bz2.compress(SHORT), lzma.compress(SHORT), zip_bytes(PHOTOS)]
 )
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_archive_is_refused(content: bytes, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """An archive cut at any point is refused as damaged."""
@@ -197,7 +172,6 @@ def test_a_truncated_archive_is_refused(content: bytes, share: float, tmp_path_f
 
 
 @pytest.mark.parametrize("content", [TAR, KINDS["tar.gz"], KINDS["zip"]])
-@settings(deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_changed_byte_never_ends_in_a_traceback(
     content: bytes, share: float, flip: int, tmp_path_factory: pytest.TempPathFactory

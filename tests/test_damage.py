@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import files
-from pipeline.running import pixels
+from pipeline.running import frame, pixels
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
+from tests.helpers.in_process import enter_copy, run
 from tests.helpers.projects import call
 from tests.helpers.refusals import refuses
 
@@ -39,9 +40,9 @@ def overwrite(path: Path, content: bytes = b"") -> None:
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the project that a test may damage."""
-    yield shutil.copytree(finished, tmp_path / "project", symlinks=True)
+def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the project that a test may damage: the current folder."""
+    yield enter_copy(finished, tmp_path, monkeypatch)
     shutil.rmtree(tmp_path / "project")
 
 
@@ -74,34 +75,12 @@ def an_image(folder: Path) -> str:
     return min(path.relative_to(folder / "data/images").as_posix() for path in folder.glob("data/images/*/*.png"))
 
 
-def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second start runs no stage. It names no damage, ends with the figures, and reads no object of the cache."""
-    monkeypatch.chdir(project)
-    read: list[str] = []
-    md5 = integrity.hash_files.__defaults__[0]  # type: ignore[index]
+def test_what_a_run_that_did_not_end_well_wrote_is_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is newer than the last sync. So is everything after the clock went back, and in a cache without a sync.
 
-    def note(path: str) -> str:
-        read.append(path)
-        return str(md5(path))
-
-    monkeypatch.setattr(integrity.hash_files, "__defaults__", (note,))
-    cache_repair.repair(Path(".dvc/cache"), ())  # a copy is new to the disk
-    assert {path for path in everything(project) if path.startswith(".dvc/cache")} <= {*read}
-    again = repro(project)
-    assert again.stderr == ""
-    assert "Running stage" not in again.stdout
-    assert "\ntest accuracy " in again.stdout
-    assert not (project / pixels.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
-    read.clear()
-    assert cache_repair.repair(Path(".dvc/cache"), ()) == []
-    assert not [path for path in read if path.startswith(".dvc/cache")]
-    assert all((project / path).is_file() for path in integrity.load_memory())
-
-
-def test_what_a_run_that_did_not_end_well_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is newer than the last sync. So is everything after the clock went back, and in a cache without a sync."""
-    monkeypatch.chdir(tmp_path)
-    cache = tmp_path / "cache"
+    The file systems of cache and project are synced before anything is remembered.
+    """
+    cache = here / "cache"
     paths = [integrity.object_of(cache, f"{number}{31 * '0'}") for number in range(2)]
 
     def damaged(path: Path) -> bool:
@@ -113,29 +92,52 @@ def test_what_a_run_that_did_not_end_well_wrote_is_read(tmp_path: Path, monkeypa
     time.sleep(0.1)  # what was written in the same tick of the disk's clock is read again
     cache_repair.settle(cache)
     assert cache_repair.repair(cache, ()) == []
+    order, before = list[str](), cache_repair.SYNCED.read_text()
+    monkeypatch.setattr("pipeline.base.linux.sync", lambda _: order.append(cache_repair.SYNCED.read_text()))
+    monkeypatch.setattr(integrity, "save_memory", lambda _: order.append("remember"))
     assert damaged(paths[0])
+    assert order == [before, before, "remember"]
+    assert int(cache_repair.SYNCED.read_text()) > int(before)
     assert paths[1].exists()
     cache_repair.SYNCED.write_text(str(2**63))
     assert cache_repair.repair(cache, ()) != []
     assert not paths[1].exists()
 
 
-def test_damaged_objects_are_put_back_from_whole_outputs(project: Path) -> None:
-    """An object of each kind has a flipped bit, is cut or empty: it is named and put back, and no stage runs."""
+def test_damaged_objects_are_put_back_from_whole_outputs(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Flipped, cut or empty: each is named, and no stage runs. The next start names none, and reads no object."""
+    read: list[str] = []
+    md5 = integrity.hash_files.__defaults__[0]  # type: ignore[index]
+
+    def note(path: str) -> str:
+        read.append(path)
+        return str(md5(path))
+
+    monkeypatch.setattr(integrity.hash_files, "__defaults__", (note,))
     before = everything(project)
     kinds = [("data/images", ""), ("data/images", an_image(project)), ("data/packed", "images-00000.bin"),
              ("models/model.safetensors", ""), ("metrics/eval.json", "")]  # fmt: skip
     objects = [object_of(project, *kind) for kind in kinds]
     for path, damage in zip(objects, (flip, cut, flip, cut, overwrite), strict=True):
         damage(path)
-    again = repro(project)
-    assert all(str(path.relative_to(project)) in again.stderr for path in objects)
-    assert "Running stage" not in again.stdout
+    status, stdout, stderr = run(capfd, "--verbose")
+    assert {path for path in before if path.startswith(".dvc/cache")} <= {*read}  # a copy is new to the disk
+    assert all(str(path.relative_to(project)) in "".join(stderr) for path in objects)
+    assert (status, [line for line in stdout if line.startswith("Running stage")]) == (0, [])
     assert everything(project) == before
     assert all(path.stat().st_mode & 0o777 == 0o444 for path in objects)
+    read.clear()
+    status, stdout, stderr = run(capfd, "--verbose")
+    assert (status, stderr, [line for line in stdout if line.startswith("Running stage")]) == (0, [], [])
+    assert [line for line in stdout if line.startswith("test accuracy ")]
+    assert not [path for path in read if path.startswith(".dvc/cache")]
+    assert not (project / pixels.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
+    assert all((project / path).is_file() for path in integrity.load_memory())
 
 
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
+@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
     flip(object_of(project, "data/packed", "images-00000.bin"))
@@ -207,9 +209,9 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     assert everything(project) == before
 
 
-def test_a_cut_entry_of_the_run_cache_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_cut_entry_of_the_run_cache_is_removed() -> None:
     """With its folder, if no other entry is in it: `dvc repro` fails at an empty one."""
-    monkeypatch.chdir(tmp_path)
     entry = Path(".dvc/cache/runs/00/key/0")
     files.write_text(entry, "cmd: x\nouts:\n- path: y\n")
     (message,) = cache_repair.repair(Path(".dvc/cache"), ())
@@ -217,31 +219,17 @@ def test_a_cut_entry_of_the_run_cache_is_removed(tmp_path: Path, monkeypatch: py
     assert not entry.parent.exists()
 
 
-def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_that_was_emptied_is_removed(here: Path) -> None:
     """numba would fail at an empty file in every run. Complete files stay, without a message."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "pipeline/loader/__pycache__"
-    folder.mkdir(parents=True)
-    for name, content in (("a.nbi", b"x"), ("a.1.nbc", b"x"), ("a.pyc", b"")):
-        (folder / name).write_bytes(content)
+    folder = here / "pipeline/loader/__pycache__"
+    for name, content in (("a.nbi", "x"), ("a.1.nbc", "x"), ("a.pyc", "")):
+        files.write_text(folder / name, content)
     assert cache_repair.repair(Path(".dvc/cache"), ()) == []
     assert len(list(folder.iterdir())) == 3
     (folder / "a.nbi").write_bytes(b"")
     (message,) = cache_repair.repair(Path(".dvc/cache"), ())
     assert message.startswith("pipeline/loader/__pycache__: ")
     assert [path.name for path in folder.iterdir()] == ["a.pyc"]
-
-
-def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file systems of cache and project are synced before anything is remembered."""
-    monkeypatch.chdir(project)
-    order: list[str] = []
-    before = cache_repair.SYNCED.read_text()
-    monkeypatch.setattr("pipeline.base.linux.sync", lambda _: order.append(cache_repair.SYNCED.read_text()))
-    monkeypatch.setattr(integrity, "save_memory", lambda _: order.append("remember"))
-    cache_repair.repair(Path(".dvc/cache"), ())
-    assert order == [before, before, "remember"]
-    assert int(cache_repair.SYNCED.read_text()) > int(before)
 
 
 def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
@@ -258,17 +246,15 @@ def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}'])
-def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
-    """A damaged memory counts as empty, so everything is read again."""
-    monkeypatch.chdir(tmp_path)
-    integrity.MEMORY.parent.mkdir(parents=True)
-    integrity.MEMORY.write_text(content)
+@pytest.mark.usefixtures("here")
+def test_a_damaged_memory_is_none(content: str) -> None:
+    """It counts as empty, so everything is read again."""
+    files.write_text(integrity.MEMORY, content)
     assert integrity.load_memory() == {}
 
 
-def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_hashed_as_dvc_does(project: Path) -> None:
     """Every output has the hash in dvc.lock. Files that .dvcignore matches do not count."""
-    monkeypatch.chdir(project)
     (project / "data/images/.unfinished.partial").write_bytes(b"x")
     outputs, _ = integrity.inspect_outputs(outs(project), {})
     assert len(outputs) >= 10
@@ -279,11 +265,29 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.Monke
     assert (fault.key, fault.kind) == (str(object_of(Path(), "models/model.json")), "damaged")
 
 
-def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that a user starts by hand compares nothing with dvc.lock."""
-    monkeypatch.chdir(project)
+def test_a_stage_under_dvc_compares_its_inputs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that a user starts by hand does not."""
     flip(project / "data/kept.csv")
     assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with refuses(("data/kept.csv", "differs")):
         integrity.check("prepare")
+
+
+def test_wrong_params_cost_no_output(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`perennial repro` refuses before DVC removes outputs. A stage says what DVC has removed, and the remedy."""
+    set_params(project, split__fold=99)
+    with refuses(("split.fold", "value")):
+        run(capfd)
+    assert (project / "data/split.csv").is_file()
+    for path in dvc_lock.read()["train"]["outs"]:
+        files.remove(project / path)
+    monkeypatch.setattr("pipeline.base.linux.die_with_parent", lambda: None)
+    monkeypatch.setenv(integrity.UNDER_DVC, "train")
+    assert frame.run_stage("train", lambda _: None) == 1
+    removed, fold = capfd.readouterr().err.splitlines()
+    assert removed.startswith("train: metrics/history.csv, ")
+    assert removed.endswith("dvc checkout; git checkout metrics/train.json")
+    assert fold.startswith("train: split.fold: ")

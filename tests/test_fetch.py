@@ -87,8 +87,7 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
 
     with server(answer) as (url, paths), refuses(("data.url", "value")):
         fetch.obtain_archive(url, BODY_SHA256, tmp_path, 1000)
-    assert len(paths) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert (len(paths), list(tmp_path.iterdir())) == (1, [])
 
 
 def test_a_download_that_drips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +110,7 @@ def test_a_download_that_drips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("status", [200, 404, 503])
 def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int) -> None:
-    """The server gets the user's name and password, and the token of the query; no message and no line has them. It is
-    asked not to encode what it sends: the bytes of an archive are stored as they are."""
+    """The server gets the user's name, password and token; no message has them. It is asked to send no encoding."""
     requests: list[tuple[str, str | None, str | None]] = []
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
@@ -156,22 +154,18 @@ def test_what_fails_for_good_leaves_no_file(
 @pytest.mark.parametrize(
     ("obtain", "digits", "name", "stage"),
     [(archive, 64, BODY_SHA256, "download"), (fetch.obtain_weights, 10, "photos.tgz", "weights")],
-    ids=["archive", "weights"],
+    ids=["archive", "weights"],  # published weights have the first digits of their hash in their address
 )
 def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
     tmp_path: Path, obtain: Obtain, digits: int, name: str, stage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The second time needs no network. A damaged file is named, removed and downloaded again.
-
-    Published weights have the first digits of their hash in their address. Each line has the name of the stage. While
-    the bytes arrive there is no file of this name, so a kill leaves none; what an earlier kill has left is removed.
-    """
+    """The second time needs no network. A damaged file is named. A kill leaves no file of this name, or an old one."""
     (tmp_path / ".another.partial").write_bytes(b"of a run that was killed")
-    found: list[list[str]] = []
+    found: list[str] = []
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
         reply(request, BODY[:200_000], length=len(BODY))
-        found.append([path.name for path in tmp_path.iterdir() if not path.name.startswith(".")])
+        found.extend(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
         request.wfile.write(BODY[200_000:])
 
     with server(answer) as (url, paths):
@@ -181,7 +175,7 @@ def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
         path.write_bytes(b"damaged")
         assert obtain(url, BODY_SHA256[:digits], tmp_path).read_bytes() == BODY
         assert len(paths) == 2
-    assert found == [[], []]
+    assert found == []
     assert [file.name for file in tmp_path.iterdir()] == [name]
     lines = capfd.readouterr().err.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {f"{stage}:"}

@@ -45,8 +45,11 @@ def test_copies_by_their_names_in_two_parts_are_named(names: list[str], others: 
     ],
 )
 def test_a_path_names_a_group(setting: str, paths: list[str], names: list[str]) -> None:
-    """The folder below the class folder, or the capture group; without it an image is alone."""
-    assert groups.named_groups(layout(*paths), setting) == [(f"path {name}",) if name else () for name in names]
+    """The folder below the class folder, or the capture group; without it an image is alone. A column is another."""
+    expected = [(f"path {name}",) if name else () for name in names]
+    assert groups.named_groups(layout(*paths), setting) == expected
+    with_column = Layout([ImageFile(path, "a", "", "7") for path in paths], ["a"], "labels.csv", (), 0)
+    assert groups.named_groups(with_column, setting) == [("column 7", *of_path) for of_path in expected]
 
 
 def test_the_folder_is_below_the_class_folder_at_any_depth() -> None:
@@ -57,13 +60,6 @@ def test_the_folder_is_below_the_class_folder_at_any_depth() -> None:
     assert groups.named_groups(images, "folder") == [("path ptrain",)] * 2 + [("path pval",)] * 2
     with refuses(("split.group", "pair")):
         groups.named_groups(layout("1.png", depth=None), "folder")
-
-
-def test_a_column_and_a_path_may_both_name_a_group() -> None:
-    """The same text in both is not the same group. Without a setting the column counts."""
-    both = Layout([ImageFile("a/p7.png", "a", "", "7")], ["a"], "labels.csv")
-    assert groups.named_groups(both, r"p(\d)") == [("column 7", "path 7")]
-    assert groups.named_groups(both, "none") == [("column 7",)]
 
 
 def patients(folder: Path, number: int = 12) -> Path:
@@ -77,61 +73,34 @@ def patients(folder: Path, number: int = 12) -> Path:
 
 
 def test_a_patient_is_in_one_split(tmp_path: Path) -> None:
-    """In every fold and with every way to name it; the counts say how many groups there are."""
+    """In every fold and with every way to name it. A photo added to a group moves nothing: its split is its name's."""
     folder = patients(tmp_path / "images")
     put(folder / "cat/lone.png", 900)
-    for fold in range(3):
+    for fold in range(2):
         rows, counts = do_split(folder, group="folder", fold=fold)
-        by_patient: dict[str, set[str]] = {}
-        for path, name in splits_by_path(rows).items():
-            by_patient.setdefault(path.split("/")[1], set()).add(name)
-        assert all(len(names) == 1 for names in by_patient.values())
+        splits = splits_by_path(rows)
+        of_patients = {(path.split("/")[1], name) for path, name in splits.items()}
+        assert len(of_patients) == len({patient for patient, _ in of_patients}) == 24
         assert counts["groups"] == {"named": 23, "images_without": 1, "across_splits": 0}
         assert (counts["near_duplicate_groups"], counts["largest_group"]) == (0, 6)
         by_expression, _ = do_split(folder, group=r"^[^/]*/([^/]*)/", fold=fold)
-        assert splits_by_path(by_expression) == splits_by_path(rows)
-
-
-def test_near_duplicates_join_groups(tmp_path: Path) -> None:
-    """Two patients with one near pair between them are together."""
-    folder = patients(tmp_path / "images")
-    put(folder / "cat/cat2/near.png", 3, side=48)  # the same image, larger, is cat1's
-    rows, _ = do_split(folder, group="folder")
-    keys = {row.group for row in rows if row.path.startswith(("cat/cat1/", "cat/cat2/"))}
-    assert len(keys) == 1
-
-
-def test_a_photo_added_to_a_group_moves_nothing(tmp_path: Path) -> None:
-    """A group's split follows from its name, and not from its images."""
-    folder = patients(tmp_path / "images")
-    before = splits_by_path(do_split(folder, group="folder")[0])
+        assert splits_by_path(by_expression) == splits
     for seed in range(8):
         put(folder / f"cat/cat1/new{seed}.png", 700 + seed)
-    after = splits_by_path(do_split(folder, group="folder")[0])
-    assert {path: after[path] for path in before} == before
-    assert {after[f"cat/cat1/new{seed}.png"] for seed in range(8)} == {before["cat/cat1/0.png"]}
+    after = splits_by_path(do_split(folder, group="folder", fold=fold)[0])
+    assert {path: after[path] for path in splits} == splits
+    assert {after[f"cat/cat1/new{seed}.png"] for seed in range(8)} == {splits["cat/cat1/0.png"]}
+    put(folder / "cat/cat2/near.png", 3, side=48)  # the same image, larger, is cat1's: so the two are together
+    rows, _ = do_split(folder, group="folder")
+    assert len({row.group for row in rows if row.path.startswith(("cat/cat1/", "cat/cat2/"))}) == 1
 
 
 def test_a_group_on_two_sides_of_a_given_split_is_counted_and_not_moved(tmp_path: Path) -> None:
     """It is named, and its images in train stay in train when test is cut."""
-    folder = tmp_path / "images"
-    patients(folder / "train")
+    patients(tmp_path / "train")
     for label, first in (("cat", 500), ("dog", 600)):
         for image in range(2):
-            put(folder / f"val/{label}/{label}1/{image}.png", first + image)
-    rows, counts = do_split(folder, group="folder")
-    splits = splits_by_path(rows)
-    assert counts["groups"]["across_splits"] == 2
-    assert counts["splits"]["val"] == 4
-    assert {splits[f"train/{label}/{label}1/{image}.png"] for label in ("cat", "dog") for image in range(3)} == {
-        "train"
-    }
-
-
-def test_what_is_said_of_groups() -> None:
-    """How many there are, how many images have none, and how many are on two sides; of the last two, only if any."""
-    files = [ImageFile(f"{number}.png", "a", "") for number in range(4)]
-    counts, notes = groups.report(files, [("path 7",), ("path 7",), (), ()], ["train", "val", "val", "val"])
-    assert counts == {"named": 1, "images_without": 2, "across_splits": 1}
-    assert len(notes) == 3
-    assert [len(groups.report(files, [("path 7",)] * n + [()] * (4 - n), ["val"] * 4)[1]) for n in (3, 4)] == [2, 1]
+            put(tmp_path / f"val/{label}/{label}1/{image}.png", first + image)
+    rows, counts = do_split(tmp_path, group="folder")
+    assert (counts["groups"]["across_splits"], counts["splits"]["val"]) == (2, 4)
+    assert {row.split for row in rows if row.path.startswith(("train/cat/cat1/", "train/dog/dog1/"))} == {"train"}

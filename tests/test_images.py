@@ -1,5 +1,6 @@
 """Images of every kind become upright 8-bit RGB; for any other file there is a reason."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +42,20 @@ def test_alpha_lies_over_white(tmp_path: Path) -> None:
     rgba = Image.new("RGBA", (16, 16), (0, 0, 200, 0))
     rgba.paste((0, 0, 200, 128), (0, 0, 16, 8))
     half = pixels(decode(save(tmp_path / "a.png", rgba)))
-    assert half[0, 0].tolist() == [127, 127, 227]
-    assert half[-1, 0].tolist() == [255, 255, 255]
-    palette = Image.new("P", (16, 16), 1)
+    assert half[[0, -1], 0].tolist() == [[127, 127, 227], [255, 255, 255]]
+    palette, colour = Image.new("P", (16, 16), 1), Image.new("RGB", (16, 16), (1, 2, 3))
     palette.putpalette([10, 20, 30, 40, 50, 60])
-    assert pixels(decode(save(tmp_path / "p.png", palette, transparency=1)))[0, 0].tolist() == [255] * 3
-    assert pixels(decode(save(tmp_path / "p.gif", palette, transparency=1)))[0, 0].tolist() == [255] * 3
-    colour = Image.new("RGB", (16, 16), (1, 2, 3))
-    path = save(tmp_path / "c.png", colour, transparency=(1, 2, 3))
-    assert pixels(decode(path))[0, 0].tolist() == [255] * 3
+    for image, name, transparent in ((palette, "p.png", 1), (palette, "p.gif", 1), (colour, "c.png", (1, 2, 3))):
+        assert pixels(decode(save(tmp_path / name, image, transparency=transparent)))[0, 0].tolist() == [255] * 3
 
 
-@pytest.mark.parametrize(
-    "exif",
-    [
-        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\xff\xff",
-        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0",
-        b"Exif\0\0rubbish",
-        b"Exif\0\0",
-        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x04\0\0\0abc\0\0\0\0\0",  # an orientation that is text
-    ],
-)
+ODD_EXIF = (  # the last has an orientation that is text
+    b"MM\0*\0\0\0\x08\xff\xff\xff\xff", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0", b"rubbish", b"",
+    b"II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x04\0\0\0abc\0\0\0\0\0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0" + content for content in ODD_EXIF])
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 def test_odd_metadata_is_no_reason_to_exclude(tmp_path: Path, exif: bytes, suffix: str) -> None:
     """An image with broken EXIF data, or a PNG with a comment of 3 MB, as generators write it, is decoded as it is."""
@@ -97,12 +91,11 @@ def test_a_size_beyond_the_limits_is_read_from_the_header(tmp_path: Path) -> Non
     assert inspect_image(path, min_side=HEIGHT, max_pixels=WIDTH * HEIGHT).reason == ""
 
 
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [inspect_image, decode])
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, read: Callable[[Path], object]) -> None:
     """A fault of the disk is raised, and is no reason to exclude the image."""
     with pytest.raises(FileNotFoundError):
-        inspect_image(tmp_path / "absent.jpg")
-    with pytest.raises(FileNotFoundError):
-        decode(tmp_path / "absent.jpg")
+        read(tmp_path / "absent.jpg")
 
 
 @pytest.mark.parametrize(

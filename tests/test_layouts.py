@@ -1,9 +1,7 @@
 """Folders as people have them end as stated: understood, with what was done, or refused by name."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,6 @@ class Case:
     parts: tuple[int, int, int] = (0, 0, 0)  # images in train, val and test; none if it is refused
     says: tuple[str, ...] = ()  # in what `split` prints
     faults: tuple[tuple[str, Kind], ...] = ()  # key and kind of each fault
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def images(*folders: str, number: int = 10) -> Files:
@@ -55,22 +52,11 @@ CASES = (
     Case("class folders", both("."), (12, 3, 5), ("layout: class folders",)),
     Case("class folders with subfolders (ImageFolder)", images("cat/a", "cat/b/c", "dog") | {"LICENSE.txt": "mine"},
          (22, 3, 5), ("layout: class folders",)),
-    Case("patients as folders, split.group: folder",
-         images(*(f"{label}/{label}{n}" for label in ("cat", "dog") for n in range(10)), number=3), (45, 6, 9),
-         ("groups: 20",), settings={"group": "folder"}),
-    Case("patients in names, split.group: p([0-9]+)_",
-         images("cat", number=1)
-         | dict.fromkeys(f"{'cat' if n < 10 else 'dog'}/p{n}_{i}.png" for n in range(20) for i in "abc"),
-         (49, 6, 6), ("(first: cat/00.png)",), settings={"group": "p([0-9]+)_"}),
-    Case("class folders, split.stratify: true", both("."), (16, 2, 2), settings={"stratify": True}),
     Case("train, val, test", both("train", number=5) | both("val", "test", number=2), (10, 4, 4), ("layout: split",)),
     Case("train, val (ImageFolder)", both("train") | both("val", number=2), (15, 4, 5),
          ("(5 test)",)),
     Case("train, test (CIFAR as PNG)", both("train", "test"), (17, 3, 20),
          ("(3 val)",)),
-    Case("train alone", both("train"), (12, 3, 5)),
-    Case("Training, Validation, Testing", both("Training", "Validation", "Testing", number=3), (6, 6, 6),
-         ("layout: split folders Training, Validation, Testing",)),
     Case("Roboflow, folders",
          both("train", number=5) | both("valid", "test", number=2)
          | dict.fromkeys(("README.roboflow.txt", "README.dataset.txt", "train/README.md"), ""),
@@ -142,7 +128,7 @@ def test_a_layout_ends_as_stated(case: Case, tmp_path: Path) -> None:
 
     def copy_and_split() -> split.Result:
         originals.copy_inbox(tmp_path / "inbox", tmp_path / "images")
-        return split.split(Originals(tmp_path / "images", {}), settings(**case.settings), 2)
+        return split.split(Originals(tmp_path / "images", {}), settings(), 2)
 
     if case.faults:
         with refuses(*((key.replace("images", f"{tmp_path}/images"), kind) for key, kind in case.faults)):

@@ -3,19 +3,22 @@
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from pipeline.base import files
 from pipeline.checks import machine
 from pipeline.config import params
-from pipeline.config.params import Params, Residency, Run
+from pipeline.config.params import Residency, Run
 from pipeline.dataset import packed
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.learning import inference, temperature
@@ -67,16 +70,10 @@ def prepare(folder: Path, changes: dict[str, Any]) -> Path:
     if "weights" in changes:
         source, state = folder / changes["weights"], another_model().state_dict()
         source.parent.mkdir()
-        if source.suffix == ".pth":
-            torch.save(state, source)
-        else:
-            safetensors.torch.save_file(state, source)
-        here = Path.cwd()
-        os.chdir(folder)
-        try:
+        save = torch.save if source.suffix == ".pth" else safetensors.torch.save_file
+        save(state, source)
+        with chdir(folder):
             weights.run(params.load())
-        finally:
-            os.chdir(here)
     return folder
 
 
@@ -93,12 +90,18 @@ def history(folder: Path, column: str) -> list[float]:
     return [float(row[column]) for row in files.read_csv(folder / "metrics/history.csv")]
 
 
-def config_of(folder: Path) -> Params:
-    return params.load(folder / "params.yaml")
-
-
 def same_backbone(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one if not name.startswith("fc."))
+
+
+def validated(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Logits of the exported model for the validation images, and their labels."""
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
+    rows = data.rows("val")
+    image_store, _ = storage.open_images(data, Run(), ALONE.device)
+    model = exported.load(folder / "models")
+    logits = inference.predict_logits(model, image_store, data.sizes, rows, batch_size=64, world=ALONE)
+    return logits, data.labels[rows]
 
 
 def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str, Path]) -> None:
@@ -107,23 +110,15 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert history(averaged, "train_loss") == history(plain, "train_loss")
     assert history(averaged, "val_loss") != history(plain, "val_loss")
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
-    data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
-    rows = data.rows("val")
-    image_store, _ = storage.open_images(data, Run(), ALONE.device)
-    model_ = exported.load(averaged / "models")
-    logits = inference.predict_logits(model_, image_store, data.sizes, rows, batch_size=64, world=ALONE)
-    log_probs = inference.log_probabilities(logits)
-    loss = -log_probs[range(len(rows)), data.labels[rows]].mean()
+    logits, labels = validated(averaged)
+    loss = -inference.log_probabilities(logits)[range(len(labels)), labels].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
 
 
 def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
     allow_tf32(True)
-    data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    image_store, _ = storage.open_images(data, Run(), ALONE.device)
-    model_ = exported.load(runs["plain"] / "models")
-    inference.predict_logits(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
+    validated(runs["plain"])
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 
@@ -140,12 +135,7 @@ def test_frozen_statistics_stay_while_the_weights_are_trained(runs: dict[str, Pa
 def test_a_temperature_changes_the_head_by_one_factor(runs: dict[str, Path]) -> None:
     """It is the one that fits the validation images; the backbone stays, and the history is that of the training."""
     plain, calibrated = weights_of(runs["plain"]), weights_of(runs["calibrated"])
-    data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    rows = data.rows("val")
-    image_store, _ = storage.open_images(data, Run(), ALONE.device)
-    model_ = exported.load(runs["plain"] / "models")
-    logits = inference.predict_logits(model_, image_store, data.sizes, rows, batch_size=64, world=ALONE)
-    factor = temperature.factor(logits, data.labels[rows])
+    factor = temperature.factor(*validated(runs["plain"]))
     assert factor != 1
     assert same_backbone(plain, calibrated)
     for name in ("fc.weight", "fc.bias"):
@@ -153,26 +143,19 @@ def test_a_temperature_changes_the_head_by_one_factor(runs: dict[str, Path]) -> 
     assert history(runs["plain"], "val_loss") == history(runs["calibrated"], "val_loss")
 
 
-@pytest.mark.parametrize("name", ["from_pth", "from_safetensors"])
-def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, Path]) -> None:
-    """Training begins with the weights of the file. Its head, for five classes, is replaced.
-
-    The backbone is frozen: bit for bit it stays as it was.
-    """
-    last = weights_of(runs[name])
+def test_training_starts_from_the_weights_of_a_file(runs: dict[str, Path]) -> None:
+    """Its head, for five classes, is replaced. The frozen backbone stays as it was, bit for bit."""
+    last = weights_of(runs["from_pth"])
     assert same_backbone(last, network.export_state(another_model()))
     assert last["fc.weight"].shape == (3, 1024)
-    assert outputs(runs[name]) == outputs(runs["from_pth"])
+    assert outputs(runs["from_safetensors"]) == outputs(runs["from_pth"])
 
 
 def test_the_schedule_arrives_in_every_step(runs: dict[str, Path]) -> None:
-    """TensorBoard shows, for each step, the rate for 8 images, 1/16, times the share of the warm-up or the schedule.
-
-    36 images in batches of 8: epochs end after 4, 9 and 13 steps. tests/test_schedule.py has the other schedules.
-    """
+    """TensorBoard shows, for each step, the rate for 8 images, 1/16, times the share of the warm-up or the schedule."""
     (board,) = runs["halves_for_4"].glob("runs/*")
     rates = [event.value for event in EventAccumulator(str(board)).Reload().Scalars("learning_rate")]
-    shares = [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4
+    shares = [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4  # epochs end after 4, 9 and 13 steps
     assert rates == pytest.approx([0.0625 * share for share in shares], rel=1e-5)
 
 
@@ -189,27 +172,21 @@ def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     """Jittered, erased and mixed images and their targets, merged over 1 to 4 processes: byte for byte the same,
     wherever the packed images are kept."""
     folder = prepare(tmp_path, {**MIXED, "batch_size": 12, "epochs": 3})
-    settings = config_of(folder).train
-    data, batches = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
+    settings = params.load(folder / "params.yaml").train
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
     memories: tuple[Residency, ...] = ("disk", "host", "device")
-    stores = [storage.open_images(data, Run(residency=where), ALONE.device)[0] for where in memories]
-    datasets = [Dataset(data, store, IMAGENET) for store in stores]
-    for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
-        dataset = datasets[number % 3]
-        worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]
-        ranks = [list(train_batches(dataset, settings, Share(world.share(total), total), 0)) for world in worlds]
-        batches[size, total] = [
-            (step[0].step, *(torch.cat(shares) for shares in zip(*((b.images, b.targets) for b in step), strict=True)))
-            for step in zip(*ranks, strict=True)
-        ]
-    whole = batches.pop((1, 1))
+    datasets = [Dataset(data, storage.open_images(data, Run(residency=memory), ALONE.device)[0], IMAGENET)
+                for memory in memories]  # fmt: skip
+    whole = list(train_batches(datasets[0], settings, Share(range(1), 1), 0))
     assert len(whole) == sampler.steps(3, 36, 12) == 9
-    assert any(targets.ndim == 2 for _, _, targets in whole)
-    for arrangement, steps in batches.items():
-        for one, other in zip(whole, steps, strict=True):
-            assert one[0] == other[0]
-            assert torch.equal(one[1], other[1]), arrangement
-            assert torch.equal(one[2], other[2]), arrangement
+    assert any(batch.targets.ndim == 2 for batch in whole)
+    for number, (size, total) in enumerate(((2, 2), (3, 3), (4, 4), (3, 6), (4, 6)), 1):  # processes, microbatches
+        shares = [Share(World(rank, 0, size, ALONE.device).share(total), total) for rank in range(size)]
+        ranks = [train_batches(datasets[number % 3], settings, share, 0) for share in shares]
+        for one, *parts in zip(whole, *ranks, strict=True):
+            assert {part.step for part in parts} == {one.step}
+            assert torch.equal(one.images, torch.cat([part.images for part in parts])), (size, total)
+            assert torch.equal(one.targets, torch.cat([part.targets for part in parts])), (size, total)
 
 
 def test_the_weights_of_every_second_epoch_are_kept(runs: dict[str, Path]) -> None:
@@ -222,17 +199,15 @@ def test_the_weights_of_every_second_epoch_are_kept(runs: dict[str, Path]) -> No
 
 @pytest.mark.nightly("torch.compile takes minutes on a CPU")
 def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """train.compile: true, each time compiled anew: equal bytes."""
+    """Each time compiled anew."""
     if not machine.read().compiler:
         pytest.skip("torch.compile needs a C++ compiler: none found")
     # Few kinds of kernels, and one shape: there are 12 images to validate.
     changes = {"compile": True, "model": "squeezenet1_1", "lr": 0.001, "epochs": 1, "batch_size": 12}
-    folders = [prepare(tmp_path / name, changes) for name in ("once", "again")]
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one a run, for both run at once
-    running = []
+    folders, running = [prepare(tmp_path / name, changes) for name in ("once", "again")], []
     for folder in folders:
         environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
         running.append(subprocess.Popen([sys.executable, "-m", "pipeline", "train"], cwd=folder, env=environ))
     assert [run.wait() for run in running] == [0, 0]
-    once, again = (outputs(folder) for folder in folders)
-    assert once == again
+    assert outputs(folders[0]) == outputs(folders[1])

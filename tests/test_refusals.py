@@ -111,6 +111,12 @@ def check(case: tuple[dict[str, Any], Machine]) -> None:
     errors.raise_if_any(validity.faults(with_lines(**case[0]), case[1]))
 
 
+def check_photos(stage: str) -> None:
+    Path("data/inbox").mkdir(parents=True)
+    Path("data/inbox/z.jpg").symlink_to("nowhere")
+    repro.check_photos(params.Params(), [stage])
+
+
 def check_inbox(inbox: str) -> None:
     machine = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2, project="/home/me/project")
     errors.raise_if_any(validity.faults(config(paths__inbox=inbox), machine))
@@ -266,7 +272,10 @@ ROWS: list[Row] = [
         ({"train__model": "nothing like it"}, "train.model", "unknown"),
         ({"train__weights": "mine.pth"}, "train.weights", "value"),
         ({"train__crop_scale": (0.9, 0.1)}, "train.crop_scale", "value"),
-        ({"train__eval_crop": 64}, "train.eval_crop", "pair"), ({"train__crop_from": 32}, "train.crop_from", "pair"),
+        ({"train__eval_crop": 64}, "train.eval_crop", "pair"),
+        *(({"train__eval_crop": 64, "prepare__fit": fit}, "", "") for fit in ("squash", "pad")),  # nothing is resized
+        ({"train__eval_crop": 64, "prepare__fit": "crop"}, "train.eval_crop", "pair"),
+        ({"train__crop_from": 32}, "train.crop_from", "pair"),
         ({"train__crop_from": 15}, "train.crop_from", "pair"),
         ({"train__parallel": "ddp", "run__processes": 3}, "train.batch_size", "value"),
         ({"train__accumulation_steps": 16}, "train.batch_size", "value"),
@@ -286,6 +295,8 @@ ROWS: list[Row] = [
         "a machine", check,
         ((FOUR, TWO_GPUS), "run.processes", "machine"),
         ((FOUR | {"run__launcher": "slurm"}, SLURM), "run.processes", "machine"),
+        # only processes that srun starts need GPUs on their node
+        *(((FOUR | {"run__launcher": "slurm"}, here), "", "") for here in (CPU_ONLY, Machine(1, "missing", True))),
         ((GPU | {"run__launcher": "slurm"}, Machine(0, "missing", True, slurm_step=True)), "train.device", "machine"),
         ((GPU, Machine(1, "missing", True, cuda_driver=12, cuda_of_torch=13)), "train.device", "machine"),
         ((GPU, Machine(3, "missing", True, compute_capabilities=((9, 0), (7, 0), (7, 0)))), "train.device", "machine"),
@@ -350,6 +361,10 @@ ROWS: list[Row] = [
     ("no corrections before a run", lambda: repro.check_photos(params.Params(), ["split"]), "data/corrections.csv",
      "missing"),
     ("no inbox before a run", lambda: repro.check_photos(params.Params(), ["download"]), "paths.inbox", "missing"),
+    *rows(
+        "a broken link in the inbox before a run of a stage", check_photos,
+        ("download", "data/inbox/z.jpg", "value"), ("weights", "", ""),
+    ),
     *rows(
         "labels.csv", read_labels,
         *((content, f"in/labels.csv:{line}" if line else "in/labels.csv", "damaged") for content, line in (
@@ -480,11 +495,9 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize(("call", "keys", "kind"), [pytest.param(*row[1:], id=f"{row[0]}: {row[3]}") for row in ROWS])
-def test_a_refusal_has_key_and_kind(
-    call: Callable[[], object], keys: Keys, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_refusal_has_key_and_kind(call: Callable[[], object], keys: Keys, kind: Kind) -> None:
     """In an empty folder. A row without a key is accepted."""
-    monkeypatch.chdir(tmp_path)
     faults = [(key, kind) for key in ((keys,) if isinstance(keys, str) else keys)]
     with refuses(*faults) if kind else nullcontext():
         call()
@@ -492,14 +505,11 @@ def test_a_refusal_has_key_and_kind(
 
 def test_every_fault_in_the_code_says_what_to_do() -> None:
     """Each call of Fault gives what is allowed or the remedy: also where no test comes by. mypy checks its kind."""
-    calls = [
-        (path.name, node)
-        for path in (PROJECT / "pipeline").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Fault"
-    ]
-    assert len(calls) > 40
-    for name, call in calls:
+    trees = {path.name: ast.parse(path.read_text()) for path in (PROJECT / "pipeline").rglob("*.py")}
+    calls = [(name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    faults = [(name, call) for name, call in calls if isinstance(call.func, ast.Name) and call.func.id == "Fault"]
+    assert len(faults) > 40
+    for name, call in faults:
         keywords = {keyword.arg for keyword in call.keywords}
         assert len(call.args) > 4 or {"allowed", "remedy"} & keywords, f"{name}:{call.lineno}"
 

@@ -1,13 +1,12 @@
-"""Resampling is exact, and what Pillow and torchvision do."""
+"""Resampling is exact, and what Pillow does."""
 
 from fractions import Fraction
 from itertools import accumulate
-from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
-import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -16,7 +15,7 @@ from torch import Tensor
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import center, resample
 from pipeline.loader.resample import Crops
-from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, drawn_crops, exact, random_boxes, random_images
+from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, dense, drawn_crops, exact, random_boxes, random_images
 
 
 def no_flips(n: int) -> Tensor:
@@ -30,22 +29,21 @@ def pixels(normalized: Tensor) -> Tensor:
 
 
 # Compiling takes seconds for each pair of sizes: a few of every kind.
-@pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
+# Compiling takes seconds for each pair of sizes: smaller, enlarged, and odd. test_kernels.py has further ones.
+@pytest.mark.parametrize(("side", "out"), [(256, 224), (40, 96), (33, 17)])
 def test_no_rounding_is_left_to_an_order(side: int, out: int) -> None:
-    """The loop has the bits of sums in float64, taken in another order; boxes of every kind, with and without
-    normalization."""
+    """The loop has the bits of sums in float64, taken in another order; boxes of every kind."""
     images, crops = random_images(5, side), drawn_crops(20, 5, side, out, seed=side)
     for normalization in (AS_IT_IS, NORMALIZED):
         assert torch.equal(resample.resample(images, crops, *normalization), exact(images, crops, *normalization))
 
 
+@hypothesis.settings(max_examples=50)
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
 def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
     """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around
-    an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's.
-
-    They are multiples of 1/256 of pixels inside, and sum to 1.
-    """
+    an output pixel's centre. The weights are multiples of 1/256 of pixels inside, and sum to 1; their running sum is
+    within half a unit of the triangle's."""
     start = data.draw(st.integers(0, (side - 1) * center.GRID))
     end = data.draw(st.integers(start + center.GRID, side * center.GRID))
     triangle = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
@@ -55,15 +53,12 @@ def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObjec
     assert triangle.first.min() >= 0
     assert triangle.first.max() + units.shape[1] <= side
     scale = Fraction(end - start, center.GRID * out)  # input pixels an output pixel
+    weights = dense(triangle, side)[0]
     for pixel in (0, out // 2, out - 1):
         centre, radius = Fraction(start, center.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
         heights = [max(Fraction(0), 1 - abs(k + Fraction(1, 2) - centre) / radius) for k in range(side)]
-        weights = [Fraction(0)] * side
-        first = int(triangle.first[0, pixel])
-        for k, weight in enumerate(triangle.weights[0, :, pixel].tolist()):
-            weights[first + k] = Fraction(weight)
-        total, sums = sum(heights), zip(accumulate(weights), accumulate(heights), strict=True)
-        assert all(abs(ours - exact / total) <= Fraction(1, 512) for ours, exact in sums)
+        sums = zip(accumulate(map(Fraction, weights[pixel].tolist())), accumulate(heights), strict=True)
+        assert all(abs(ours - exact / sum(heights)) <= Fraction(1, 512) for ours, exact in sums)
 
 
 def test_the_whole_square_at_its_own_size_is_the_square() -> None:
@@ -75,7 +70,7 @@ def test_the_whole_square_at_its_own_size_is_the_square() -> None:
     assert torch.equal(crops[1], images[1].permute(2, 0, 1).flip(2).float())
 
 
-@pytest.mark.parametrize("out", [32, 64, 100])
+@pytest.mark.parametrize("out", [32, 100])
 def test_it_is_pillows_box_resize(out: int) -> None:
     """For any box, Pillow's resize(BILINEAR, box=…) gives the same pixels up to the rounding of its two passes."""
     images, boxes = random_images(8, 64), random_boxes(8, 64)
@@ -86,25 +81,6 @@ def test_it_is_pillows_box_resize(out: int) -> None:
         difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
         assert difference.max() <= 2.5
         assert difference.mean() <= 0.5
-
-
-def test_real_photos_look_as_torchvision_makes_them(photos: Path) -> None:
-    """On real photos the packed way is within a few grey levels of Resize + CenterCrop.
-
-    What remains is the squeeze to a square before the crop; a shift by one pixel would differ far more.
-    """
-    originals = [Image.open(path).convert("RGB") for path in sorted(photos.glob("*/*.jpg"))]
-    sizes = np.array([photo.size for photo in originals], np.int32)
-    packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in originals]))
-    tensors = [F.pil_to_tensor(photo) for photo in originals]
-
-    boxes = torch.from_numpy(center.eval_boxes(sizes, 256, 256, 224))
-    ours = pixels(cropped(packed, boxes, no_flips(len(originals)), 224))
-    theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
-    other = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
-    error = (ours - theirs).abs().mean()
-    assert error < 5
-    assert error < 0.5 * (other - theirs).abs().mean()
 
 
 @given(st.integers(0, 2**32), st.integers(16, 40), st.integers(16, 48), st.integers(16, 48))

@@ -35,9 +35,7 @@ def test_each_side_has_an_equal_share_of_the_epochs() -> None:
     assert resolution.sides(rising) == [96, 128, 160]
     assert resolution.sides_of_training(rising.model_copy(update={"epochs": 2})) == [128, 160]
     assert [resolution.side_of_epoch(rising, epoch) for epoch in range(30)] == [96] * 10 + [128] * 10 + [160] * 10
-    assert resolution.side_of_epoch(train(crop=160, crop_from=96, epochs=1), 0) == 160
-    constant = train(crop=160, epochs=9)
-    assert {resolution.side_of_epoch(constant, epoch) for epoch in range(9)} == {160}
+    assert {resolution.side_of_epoch(train(crop=160, epochs=9), epoch) for epoch in range(9)} == {160}
 
 
 @given(epochs=st.integers(1, 200), first=st.integers(16, 64), more=st.integers(0, 640))
@@ -62,31 +60,21 @@ def test_a_step_belongs_to_the_epoch_whose_row_of_the_history_counts_it(
         epoch = finished_epoch(step + 1, rows, batch) or epoch
 
 
-def dataset(folder: Path) -> Dataset:
-    data = packed.load(folder / "data/packed", folder / "data/split.csv")
-    return Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0], IMAGENET)
-
-
 def test_the_shapes_of_every_step(tmp_path: Path) -> None:
     """Nine steps in two epochs of 4 and 5. Each share has its images at the step's side: those of one process, to the
-    bit. From step 6 on they are those of a training that begins there."""
-    folder = small_world(tmp_path, train__crop_from=16, **MIXED)
-    settings, images = params.load(folder / "params.yaml").train, dataset(folder)
-    whole = list(train_batches(images, settings, WHOLE, 0))
-    halves = [list(train_batches(images, settings, Share(range(rank, rank + 1), 2), 0)) for rank in (0, 1)]
+    bit. At the full side they are those of a training without the option, also of one that begins there."""
+    folder = small_world(tmp_path, **MIXED)
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
+    images = Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0], IMAGENET)
+    plain = params.load(folder / "params.yaml").train
+    rising = plain.model_copy(update={"crop_from": 16})
+    whole, constant = (list(train_batches(images, which, WHOLE, 0)) for which in (rising, plain))
+    halves = [train_batches(images, rising, Share(range(rank, rank + 1), 2), 0) for rank in (0, 1)]
     assert [batch.images.shape for batch in whole] == [(8, 3, 16, 16)] * 4 + [(8, 3, 32, 32)] * 5
     for one, *both in zip(whole, *halves, strict=True):
         assert torch.equal(one.images, torch.cat([half.images for half in both]))
         assert torch.equal(one.targets, torch.cat([half.targets for half in both]))
-    for one, again in zip(whole[6:], train_batches(images, settings, WHOLE, 6), strict=True):
+    assert all(torch.equal(one.images, same.images) for one, same in zip(whole[4:], constant[4:], strict=True))
+    assert all(torch.equal(one.labels, same.labels) for one, same in zip(whole[4:], constant[4:], strict=True))
+    for one, again in zip(whole[6:], train_batches(images, rising, WHOLE, 6), strict=True):
         assert torch.equal(one.images, again.images)
-
-
-def test_full_sides_are_those_of_a_training_without_the_option(tmp_path: Path) -> None:
-    """In the epochs at the full side no bit of a batch differs; before, the same images are cut smaller."""
-    folder = small_world(tmp_path, **MIXED)
-    settings, images = params.load(folder / "params.yaml").train, dataset(folder)
-    rising = settings.model_copy(update={"crop_from": 24})
-    plain, other = (list(train_batches(images, which, WHOLE, 0)) for which in (settings, rising))
-    assert [torch.equal(a.images, b.images) for a, b in zip(plain, other, strict=True)] == [False] * 4 + [True] * 5
-    assert all(torch.equal(a.labels, b.labels) for a, b in zip(plain[4:], other[4:], strict=True))

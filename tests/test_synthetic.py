@@ -1,9 +1,11 @@
 """The synthetic flowers: the same on any machine, all different, and not separable by colour alone."""
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -17,33 +19,24 @@ def hashes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): files.sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
-def draw(folder: Path, count: int = 50, size: int = 32, seed: int = 0, workers: int = 2) -> dict[str, str]:
+def draw(folder: Path, count: int = 12, seed: int = 0, workers: int = 2) -> dict[str, str]:
     """Draw images into a new folder; their hashes."""
     folder.mkdir()
-    synthetic.draw(folder, count, size, seed, workers)
+    synthetic.draw(folder, count, 32, seed, workers)
     return hashes(folder)
 
 
-def test_kinds_have_equally_many_images(tmp_path: Path) -> None:
-    """Each kind has the same number of images, the first kinds have one more, and the licence is beside them."""
-    names = draw(tmp_path / "a", count=52)
-    sizes = {kind: sum(name.startswith(f"{kind}/{kind}_") for name in names) for kind in synthetic.KINDS}
-    assert sizes == {"aster": 11, "clematis": 11, "cosmos": 10, "periwinkle": 10, "poppy": 10}
-    assert set(names) >= {"aster/aster_00001.png", "aster/aster_00011.png", "LICENSE.txt"}
-    assert len(names) == 53
-    assert "CC0" in (tmp_path / "a" / "LICENSE.txt").read_text()
-
-
 def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> None:
-    """A seed gives the same files for any number of workers; another seed gives other images. A larger number only
-    adds files."""
-    one, three, other = (
-        draw(tmp_path / name, seed=seed, workers=workers)
-        for name, seed, workers in (("one", 0, 1), ("three", 0, 3), ("other", 1, 3))
-    )
+    """For any number of workers. A larger number only adds files. Each kind has as many images, the first one more."""
+    one, three = draw(tmp_path / "one", workers=1), draw(tmp_path / "three", workers=3)
     assert one == three
-    assert one.items() <= draw(tmp_path / "many", count=63).items()
+    assert one.items() <= draw(tmp_path / "many", count=16).items()
+    other = draw(tmp_path / "other", seed=1)
     assert {name for name in one if one[name] == other[name]} == {"LICENSE.txt"}
+    kinds = Counter(name.split("/")[0] for name in one)
+    assert kinds == {"aster": 3, "clematis": 3, "cosmos": 2, "periwinkle": 2, "poppy": 2, "LICENSE.txt": 1}
+    assert {"aster/aster_00001.png", "aster/aster_00003.png"} <= set(one)
+    assert "CC0" in (tmp_path / "one/LICENSE.txt").read_text()
 
 
 def test_the_pixels_are_the_same_on_every_machine() -> None:
@@ -55,10 +48,11 @@ def test_the_pixels_are_the_same_on_every_machine() -> None:
     assert digest.hexdigest() == "278629adbc280a481afe3ab758b1c57444764b1b99a7f0745ee973933d71b4b4"
 
 
+@pytest.mark.nightly("300 drawn images; the recorded hash of the pixels fails first where the drawing changes")
 def test_colours_alone_do_not_separate_the_kinds(tmp_path: Path) -> None:
     """A linear classifier of 8 × 8 mean colours has an accuracy above chance (0.2) and below 0.6."""
-    draw(tmp_path / "a", count=300, size=64)
-    paths = sorted((tmp_path / "a").rglob("*.png"))
+    synthetic.draw(tmp_path, 300, 64, 0, 2)
+    paths = sorted(tmp_path.rglob("*.png"))
     colours = [np.asarray(Image.open(path).resize((8, 8), Image.Resampling.BOX)).ravel() for path in paths]
     labels = [path.parent.name for path in paths]
     features = StandardScaler().fit_transform(np.stack(colours).astype(float))

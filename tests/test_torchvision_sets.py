@@ -10,8 +10,7 @@ import itertools
 import os
 import signal
 import struct
-import subprocess
-import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -28,10 +27,11 @@ from pipeline.checks import rules
 from pipeline.commands import start
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.data import corrections
 from pipeline.planning import survey
 from pipeline.sources.torchvision_sets import SETS, write
 from pipeline.stages import download, prepare, split
-from tests.conftest import PROJECT, change, on_cpu, write_params
+from tests.conftest import change, on_cpu, write_params
 from tests.helpers.datasets import noise_image
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import contents, reply, server, tar_bytes
@@ -121,11 +121,11 @@ def kind_of(source: str) -> Any:
 
 
 @pytest.fixture
-def config(request: pytest.FixtureRequest, raw: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> Params:
+def config(request: pytest.FixtureRequest, raw: dict[str, Any], here: Path) -> Params:
     """Params that name the set of the test, in the current folder."""
-    monkeypatch.chdir(tmp_path)
     grey = {"split__min_side": 28, "split__phash_distance": 0} if request.param in rules.GREY_SETS else {}
-    write_params(tmp_path / "params.yaml", on_cpu(raw, data__source=request.param, prepare__size=32, **grey))
+    files.write_text(corrections.FILE, corrections.EMPTY)
+    write_params(here / "params.yaml", on_cpu(raw, data__source=request.param, prepare__size=32, **grey))
     return params.load()
 
 
@@ -147,77 +147,58 @@ def served(config: Params, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
 
 def run_stages(config: Params) -> dict[str, bytes]:
     """Download, split and prepare; what they have written below data/, by its path."""
-    Path("data/corrections.csv").parent.mkdir(exist_ok=True)
-    Path("data/corrections.csv").write_text("path,label,reason\n")
     download.run(config)
     split.run(config)
     prepare.run(config)
     return {path: content for path, content in contents(Path("data")).items() if not path.startswith("archives/")}
 
 
-@pytest.mark.parametrize("config", FILES, indirect=True)
-def test_the_given_split_is_kept_and_every_run_has_the_same_bytes(
-    config: Params, served: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No image leaves the test of the set. A missing val is cut from train. What was downloaded is enough for another
-    run; of what torchvision unpacked, nothing stays.
-    """
-    parts, archives = SETS[config.data.source].arguments, dict(served)
-    first = run_stages(config)
-    counts = dict.fromkeys(("train", "val", "test"), 0)
-    for row in files.read_csv(Path("data/split.csv")):
-        part = row["path"].split("/")[0]
-        assert row["split"] == part or (part == "train" and row["split"] == "val" and "val" not in parts)
-        counts[row["split"]] += 1
-    assert sum(counts.values()) == sum(SIZES[part] for part in parts)
-    assert all(counts.values())
-    assert {Path(name).name: content for name, content in contents(Path("data/archives")).items()} == archives
-    assert capsys.readouterr().out.count(f"download: {config.data.source}: ") == len(parts)
-    served.clear()  # without the network
-    assert run_stages(config) == first
-
-
-@pytest.mark.parametrize("config", [MNIST, FLOWERS], indirect=True)
-@pytest.mark.usefixtures("served")
-def test_the_pixels_are_those_of_the_set(config: Params) -> None:
+def check_pixels(source: str, images: dict[str, bytes]) -> None:
     """An array becomes a PNG file with its number in the set, in the folder of its class. A file keeps its bytes."""
-    download.run(config)
-    images = contents(Path("data/images"))
-    if config.data.source == FLOWERS:
+    if source == FLOWERS:
         assert len(images) == 62
         assert all(content == jpeg(int(Path(name).stem.removeprefix("image_"))) for name, content in images.items())
         assert {name.split("/")[1] for name in images} == {"pink primrose", "canterbury bells"}
-    else:
+    if source == MNIST:
         assert len(images) == SIZES["train"] + SIZES["test"]
         for number, pixels in enumerate(arrays("test", 28, 28)):
             name = f"test/{('0 - zero', '2 - two')[number % 2]}/{number + 1:05d}.png"
             assert np.array_equal(np.asarray(Image.open(io.BytesIO(images[name]))), pixels)
 
 
-# Sends SIGKILL to itself when torchvision gives the 8th image of the train split.
-KILLED = """
-import os, pathlib, signal, sys, torchvision
-from pipeline.__main__ import main
-kind, (address, *sums) = torchvision.datasets.MNIST, sys.argv[1:]
-kind.mirrors, kind.resources = [address], [tuple(each.split("=")) for each in sums]
-read = kind.__getitem__
-kind.__getitem__ = lambda self, index: os.kill(os.getpid(), signal.SIGKILL) if index == 7 else read(self, index)
-main(["download"])
-"""
+@pytest.mark.parametrize("config", FILES, indirect=True)
+def test_the_given_split_is_kept_and_every_run_has_the_same_bytes(
+    config: Params, served: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No image leaves the test of the set. A missing val is cut from train. Another run needs no network."""
+    parts, archives = SETS[config.data.source].arguments, dict(served)
+    first = run_stages(config)
+    check_pixels(config.data.source, contents(Path("data/images")))
+    counts = Counter[str]()
+    for row in files.read_csv(Path("data/split.csv")):
+        part = row["path"].split("/")[0]
+        assert row["split"] == part or (part == "train" and row["split"] == "val" and "val" not in parts)
+        counts[row["split"]] += 1
+    assert (counts.total(), set(counts)) == (sum(SIZES[part] for part in parts), {"train", "val", "test"})
+    assert {Path(name).name: content for name, content in contents(Path("data/archives")).items()} == archives
+    assert capsys.readouterr().out.count(f"download: {config.data.source}: ") == len(parts)
+    served.clear()
+    assert run_stages(config) == first
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the server has a thread
 @pytest.mark.parametrize("config", [MNIST], indirect=True)
 def test_a_killed_download_leaves_nothing_that_counts(config: Params, served: dict[str, bytes]) -> None:
-    """The next run has the bytes of a run that nobody killed, also if half a file was unpacked, or downloaded.
-
-    3 seconds: the killed program imports torch.
-    """
+    """The next run has the bytes of a run that nobody killed, also if half a file was unpacked, or downloaded."""
     images = Path("data/images")
-    kind = kind_of(MNIST)
-    sums = [f"{name}={each}" for name, each in kind.resources]
-    command = [sys.executable, "-c", KILLED, kind.mirrors[0], *sums]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    if (process := os.fork()) == 0:
+        read = kind_of(MNIST).__getitem__
+        kind_of(MNIST).__getitem__ = lambda self, index: os.kill(os.getpid(), 9) if index == 7 else read(self, index)
+        try:
+            download.run(config)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
     assert not images.exists()
     home = Path("data/archives") / MNIST / "MNIST/raw"
     (home / "train-images-idx3-ubyte").write_bytes((home / "train-images-idx3-ubyte").read_bytes()[:100])
@@ -232,28 +213,19 @@ def test_a_killed_download_leaves_nothing_that_counts(config: Params, served: di
 
 
 @pytest.mark.parametrize("config", FILES, indirect=True)
-@pytest.mark.parametrize("change_files", [dict.clear, lambda sent: sent.update({min(sent): b"another content"})])
-def test_without_the_set_the_source_is_refused(config: Params, served: dict[str, bytes], change_files: Any) -> None:
+@pytest.mark.parametrize("content", [b"", b"another content"])
+def test_without_the_set_the_source_is_refused(config: Params, served: dict[str, bytes], content: bytes) -> None:
     """The server sends nothing, or something else. Earlier images stay."""
-    Path("data/images").mkdir(parents=True)
-    Path("data/images/before.png").touch()
-    change_files(served)
+    files.write_text(Path("data/images/before.png"), "")
+    served |= dict.fromkeys(served, content)
     with refuses(("data.source", "failed")) as error:
         download.run(config)
     assert "data/archives/" in error.value.faults[0].remedy
     assert list(contents(Path("data/images"))) == ["before.png"]
 
 
-def test_the_params_name_the_sets() -> None:
-    """Every set is a value of data.source, and one of torchvision's."""
-    assert [source for source in get_args(params.Source) if "/" in source] == list(SETS)
-    assert set(rules.GREY_SETS) < set(SETS)
-    assert all(kind_of(source) for source in SETS)
-
-
-def test_start_takes_a_set_and_its_settings(raw: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+def test_start_takes_a_set_and_its_settings(here: Path, raw: dict[str, Any]) -> None:
     """Small grey images need two other settings of the split. Another source has the usual ones again."""
-    monkeypatch.chdir(tmp_path)
     config = params.parse(raw)
     grey = params.with_values(config, start.source(config, MNIST))
     assert (grey.data.source, grey.split.min_side, grey.split.phash_distance) == (MNIST, 28, 0)
@@ -264,13 +236,15 @@ def test_start_takes_a_set_and_its_settings(raw: dict[str, Any], tmp_path: Path,
         start.situation(config, "torchvision/NMIST")
 
 
-@pytest.mark.parametrize(("source", "val"), [(MNIST, 6000), (FLOWERS, 1020)])
-def test_the_images_are_counted_before_they_are_here(raw: dict[str, Any], source: str, val: int) -> None:
-    """So the time of a run is estimated before the download."""
+@pytest.mark.parametrize("source", [name for name in get_args(params.Source) if "/" in name])
+def test_the_images_are_counted_before_they_are_here(raw: dict[str, Any], source: str) -> None:
+    """So the time of a run is estimated before the download. Every set is one of torchvision's."""
     config = params.parse(change(raw, data__source=source))
     result, images = survey.survey(config), SETS[source].images
+    val = {MNIST: 6000, FLOWERS: 1020}.get(source, result.parts(config.split)["val"])
     expected = {"train": result.images - val - images["test"], "val": val, "test": images["test"]}
     assert result.parts(config.split) == expected
+    assert kind_of(source)
 
 
 def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:

@@ -35,13 +35,6 @@ def test_every_pair_of_choices_runs_or_is_a_row() -> None:
     assert {id(row) for row in rules.PAIRS if row.conditions.keys() <= CHOICES.keys()} == ids
 
 
-def test_a_login_node_of_slurm_needs_no_gpu() -> None:
-    """Only processes that srun starts need GPUs on their node."""
-    lines = {"train__device": "cuda", "run__launcher": "slurm", "train__parallel": "ddp", "run__processes": 4}
-    assert validity.faults(with_lines(**lines), CPU_ONLY) == []
-    assert validity.faults(with_lines(**lines), Machine(1, "missing", True)) == []
-
-
 EIGHT_GPUS = Machine(cuda_devices=8, apex="missing", compiler=True)
 
 
