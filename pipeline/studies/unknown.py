@@ -102,8 +102,10 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
 def check_validation_images(split: store.Result, classes: int) -> None:
     """Raise UserError if there are too few validation images for a limit: known before a training."""
     count = min(sum(row.split == "val" for row in study.rows(split)), acceptance.MOST_IMAGES)
-    if reason := acceptance.shortage(count, classes, split.config.evaluate.coverage):
-        raise UserError(Fault("split.fractions.val", str(split.config.split.fractions.val), "value", reason))
+    if shortage := acceptance.shortage(count, classes, split.config.evaluate.coverage):
+        reason, _, remedy = shortage.partition("; ")
+        value = str(split.config.split.fractions.val)
+        raise UserError(Fault("split.fractions.val", value, "value", reason, remedy=remedy))
 
 
 def ask(label: str, trained: store.Result, originals: Originals) -> tuple[Result, list[Answer]]:

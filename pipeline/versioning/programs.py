@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, Kind, UserError
 
 TEMPORARY = files.TEMPORARY
+QUOTED = re.compile(r" +\d+ ")  # how a line of a file begins in a message of DVC
 
 
 def environment() -> dict[str, str]:
@@ -43,8 +45,10 @@ def output(
         errors="surrogateescape",  # the name of a file may be no UTF-8
     )  # fmt: skip
     if result.returncode:
-        # DVC quotes the lines of a file that it cannot read, each after a bar.
-        lines = [line for line in result.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
+        # DVC quotes the lines of a file that it cannot read, each after its number.
+        lines = [line for line in result.stderr.splitlines() if line.strip() and not QUOTED.match(line)] or [
+            "no message"
+        ]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
         raise UserError(Fault(program, f"exit status {result.returncode}", kind, lines[-1], remedy=remedy))
