@@ -111,6 +111,8 @@ def main(words: Sequence[str] | None = None) -> int:
     # torch.distributed.launch passes the local rank as a word, too.
     given = [*(sys.argv[1:] if words is None else words)]
     name, *rest = [word for word in given if not word.startswith("--local-rank=")] or ["--help"]
+    if name == "help":
+        name, *rest = [*rest, "--help"]
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)

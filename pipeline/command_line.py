@@ -61,6 +61,11 @@ def repro(parser: Parser) -> None:
     )
 
 
+def try_(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="of the experiment")
+    parser.add_argument("settings", nargs="+", metavar="SETTING", help="key=value, such as train.color_jitter=0.2")
+
+
 def plan(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
@@ -72,12 +77,9 @@ def predict(parser: Parser) -> None:
         "params.yaml is read (default: the folder of params.yaml)",
     )  # fmt: skip
     parser.add_argument("--top", type=positive, metavar="N", help="print the N most likely classes")
-    parser.add_argument(
-        "--max-pixels", type=positive, metavar="N", help="refuse larger images (default: split.max_pixels)"
-    )
-    parser.add_argument(
-        "--min-side", type=positive, metavar="N", help="refuse images with a shorter side (default: split.min_side)"
-    )
+    for option, what in ("--max-pixels", "larger images"), ("--min-side", "images with a shorter side"):
+        default = f"split.{option[2:].replace('-', '_')}"
+        parser.add_argument(option, type=positive, metavar="N", help=f"refuse {what} (default: {default})")
     parser.add_argument(
         "--coverage", type=coverage, default=0, metavar="C", help="the share of images of known classes that are "
         "accepted, 0.5 to 0.999; the others are none of the classes (default: evaluate.coverage of the model)",
@@ -87,12 +89,15 @@ def predict(parser: Parser) -> None:
         "--heatmap", metavar="FOLDER", help="write a picture for each image into a new or empty folder: which places "
         "speak for its class (of a network with global average pooling, from model.safetensors)",
     )  # fmt: skip
-    forms = parser.add_mutually_exclusive_group()
-    for form, what in (
-        ("json", "one JSON object per line, with all classes"),
-        ("csv", "path,rank,class,probability,answer"),
-    ):
-        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
+    parser.add_argument("--html", metavar="FILE", help="write a page with every image and its answer, for a browser")
+    as_form(parser, json="one JSON object per line, with all classes", csv="path,rank,class,probability,answer")
+
+
+def as_form(parser: Parser, **forms: str) -> None:
+    """One option for each form of the output, which is text by default."""
+    group = parser.add_mutually_exclusive_group()
+    for form, what in forms.items():
+        group.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
 def forget(parser: Parser) -> None:
@@ -101,9 +106,7 @@ def forget(parser: Parser) -> None:
 
 def compare(parser: Parser) -> None:
     parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
-    forms = parser.add_mutually_exclusive_group()
-    for form, what in (("md", "print a table of Markdown"), ("json", "for programs: one JSON object")):
-        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
+    as_form(parser, md="print a table of Markdown", json="for programs: one JSON object")
 
 
 def verify(parser: Parser) -> None:
@@ -117,10 +120,8 @@ def verify(parser: Parser) -> None:
     audit.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="a part of what is drawn")
     audit.add_argument("--processes", metavar="N", type=positive, help="of the training, with train.parallel: elastic")
     as_statement(audit)
-    elsewhere = others.add_parser(
-        "elsewhere", help="train several seeds on this machine, and compare their accuracies with the recorded ones "
-        "(exit status 3: significantly lower)",
-    )  # fmt: skip
+    what = "train several seeds here, and compare accuracies with the recorded ones (exit status 3: lower)"
+    elsewhere = others.add_parser("elsewhere", help=what)
     elsewhere.add_argument("--seeds", metavar="N", type=int, help="as many seeds (default: as recorded)")
     at_a_time(elsewhere, "trainings")
     record = others.add_parser("record-seeds", help="train several seeds, and record their accuracies for elsewhere")
@@ -143,10 +144,8 @@ def at_a_time(parser: Parser, what: str) -> None:
 
 def where(parser: Parser) -> None:
     """Where the runs of a command run."""
-    parser.add_argument(
-        "--on", default="", metavar="WHERE", help="'slurm', with options of sbatch: each run is a job of Slurm, on a "
-        "file system that all nodes have (default: processes of this machine)",
-    )  # fmt: skip
+    what = "'slurm', with options of sbatch: each run is a job, on a file system of all nodes (default: processes here)"
+    parser.add_argument("--on", default="", metavar="WHERE", help=what)
 
 
 def folds(parser: Parser) -> None:
@@ -167,9 +166,8 @@ def curve(parser: Parser) -> None:
 
 
 def sweep(parser: Parser) -> None:
-    parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="a file of ranges (default: docs/sweep.yaml of the project)"
-    )
+    what = "a file of ranges (default: docs/sweep.yaml of the project)"
+    parser.add_argument("file", nargs="?", metavar="FILE", help=what)
     at_a_time(parser, "trials")
     parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
 
@@ -194,6 +192,7 @@ COMMANDS = {
     "repro": Command(
         RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left", repro
     ),
+    "try": Command(RUN, "run with other settings, keep it as an experiment, and compare it with the last commit", try_),
     "folds": Command(RUN, "train and test on every fold, in copies of the project: one figure over all images", folds),
     "curve": Command(RUN, "train with 12, 25, 50 and 100 % of the training images: would more photos help?", curve),
     "sweep": Command(RUN, "try settings, ranked on the validation images; the best one is tested", sweep),

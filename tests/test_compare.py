@@ -175,9 +175,10 @@ def test_the_documents_way_of_comparing_works_from_its_first_line(finished: Path
     lines = [line.split("  #")[0].rstrip() for line in commands.splitlines() if not line.startswith("tensorboard")]
     said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {line}").stdout for line in lines]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
-    _, _, table, two, experiments, diff, _ = said
+    _, tried, table, two, experiments, diff, _, _ = said
     assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "jitter"]
     assert "McNemar's exact test" in two
+    assert tried.endswith(two)  # `try` ends with this comparison
     assert all(name in experiments for name in ("val_accuracy", "accuracy", "train.color_jitter"))
     assert max(map(len, experiments.splitlines())) <= 110
     assert "…" not in experiments  # no column is cut

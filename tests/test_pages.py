@@ -1,4 +1,4 @@
-"""What every page promises, looked at with a real browser: the report, all folds, a sweep, and two runs."""
+"""What every page promises, looked at with a real browser: the report, all folds, a sweep, two runs, predictions."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,32 @@ import pytest
 from jinja2 import UndefinedError
 from playwright.sync_api import Browser
 
+from pipeline.answers import gallery_page
+from pipeline.answers.gallery_page import Guess
 from pipeline.base import files
+from pipeline.config.params import Params
 from pipeline.reporting import rendering
 from pipeline.studies import folds_page
 from tests import test_folds_page, test_pair, test_sweep_page
+from tests.conftest import PHOTOS
 from tests.helpers import reports
 from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
 from tests.helpers.pages import parsed
 
-PAGES = {"report": 200, "folds": 200, "sweep": 40, "compare": 60}  # page → it has more texts than so many
+PAGES = {
+    "report": 200,
+    "folds": 200,
+    "sweep": 40,
+    "compare": 60,
+    "predict": 30,
+}  # page → it has more texts than so many
 BESIDE = {"report": [("classes", "confusion"), ("settings", "environment")]}  # parts that share a row of a desktop
-FOLDED = {"report": 1, "folds": 2, "sweep": 0, "compare": 0}  # page → its folded parts
+FOLDED = {"report": 1, "folds": 2, "sweep": 0, "compare": 0, "predict": 0}  # page → its folded parts
+GUESSES = [
+    Guess(f"{name}/{k}", str(photo), (name, "daisy")[k % 2], k / 10, k % 3 > 0, ("", "daisy")[k % 2])
+    for name in [test_pair.HOSTILE]
+    for k, photo in enumerate(sorted(PHOTOS.rglob("*.jpg"))[:8])
+]
 BOX = "(element) => element.getBoundingClientRect().toJSON()"
 every_page = pytest.mark.parametrize("name", PAGES)
 
@@ -31,6 +46,7 @@ def pages(reported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "folds": folds_page.page(test_folds_page.content(reported)),
         "sweep": test_sweep_page.PAGE,
         "compare": test_pair.page(),
+        "predict": gallery_page.page(GUESSES, Params()),
     }
     for name, text in texts.items():
         files.write_text(folder / f"{name}.html", text)
@@ -49,7 +65,9 @@ def test_what_users_named_is_text_and_nothing_else(pages: dict[str, Path], repor
         assert element.tag not in ("i", "iframe", "object")
         assert not any(key.startswith("on") for key in element.attributes), element.attributes
         assert element.attributes.get("src", "data:image/jpeg;base64,").startswith("data:image/jpeg;base64,")
-    hostile = {"sweep": test_sweep_page.HOSTILE, "compare": test_pair.HOSTILE}.get(name, reports.HOSTILE)
+    hostile = {"predict": test_pair.HOSTILE, "sweep": test_sweep_page.HOSTILE, "compare": test_pair.HOSTILE}.get(
+        name, reports.HOSTILE
+    )
     assert root.text.count(hostile) > 3
     assert str(reported) not in text
     assert not re.search(r"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", text)

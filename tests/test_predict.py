@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.answers import classify, last_model
+from pipeline.answers import classify, gallery_page, last_model
+from pipeline.answers.gallery_page import Guess
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.base.text import visible
@@ -31,6 +32,7 @@ from tests.conftest import write_params
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES
+from tests.helpers.pages import parsed
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
@@ -215,6 +217,34 @@ def test_the_most_likely_classes_in_every_form(
     assert len(said("csv", None).splitlines()) == 2
     image.write_text("no image")
     assert [said(form, None, refused=1) for form in ("json", "csv")] == ["", "path,rank,class,probability,answer\n"]
+
+
+def test_a_page_has_every_image_and_says_how_many_get_the_class_of_their_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its picture, and its heat map if it has one. A name of another folder is no class, and not counted."""
+    for place in (*CLASSES[:2], "elsewhere"):
+        draw(tmp_path / place / "photo.png")
+    page, request = tmp_path / "page.html", classify.Request((tmp_path,), Path("models"))
+    assert predict.predict(request, html=page) == 0
+    said = capsys.readouterr()
+    answers = {
+        Path(path).parent.name: text.split()[0] for path, text in (line.split(": ") for line in said.out.splitlines())
+    }
+    right = sum(answers[label] == label for label in CLASSES[:2])
+    assert f"{right} of 2 images" in said.err
+    shown = parsed(page.read_text())
+    assert shown.one("p", class_="hero").text.startswith(f"{100 * right / 2:.1f}")
+    assert [len(shot.all("img")) for shot in shown.all("figure", class_="shot")] == [1, 1, 1]
+    explained = Guess(
+        "a", str(tmp_path / "elsewhere/photo.png"), "a", 0.5, True, "", str(tmp_path / CLASSES[0] / "photo.png")
+    )
+    assert len(parsed(gallery_page.page([explained], Params())).all("img")) == 2
+    rows = {name: [*map(int, numbers)] for name, *numbers in shown.table("Answers of each class")}
+    assert {name for name, numbers in rows.items() if numbers[0]} == {*answers.values()}
+    assert [sum(numbers) for numbers in zip(*rows.values(), strict=True)] == [3, 2, right]
+    with refuses(("--html", "value")):
+        predict.predict(request, html=tmp_path / "page")
 
 
 def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:

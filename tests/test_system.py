@@ -187,7 +187,13 @@ def test_a_command_says_what_it_does_before_its_slow_imports(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("words", "status", "named"),
-    [([], 0, "repro"), (["--help"], 0, "repro"), (["rerpo"], 2, "repro"), (["sweep", "--job", "x"], 2, "--job")],
+    [
+        ([], 0, "repro"),
+        (["--help"], 0, "repro"),
+        (["help", "sweep"], 0, "--jobs"),
+        (["rerpo"], 2, "repro"),
+        (["sweep", "--job", "x"], 2, "--job"),
+    ],
 )
 def test_the_program_lists_its_commands_and_names_the_nearest(
     words: list[str], status: int, named: str, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,7 @@
 """Classify images with the exported model.
 
     perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
-                      [--heatmap FOLDER]
+                      [--heatmap FOLDER] [--html FILE]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
@@ -22,6 +22,9 @@ yellow, what speaks for the most likely class. The mean over all places is the l
 This needs model.safetensors, a network with global average pooling and a linear head, and a new or an empty folder. Of
 two images with the same name the second one gets a number (a.png, a-2.png); with --json each answer names its picture.
 
+--html FILE writes a page with every image and its answer, and with its heat map if those are asked for. Where folders
+are named like classes, the page and the last line say how many images get the class of their folder.
+
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
 the current folder can be any. Otherwise only the paths, split.max_pixels, split.min_side and train.threads are read
 from it. They are not checked against this machine: it may predict where it could not train. A model.onnx is computed by
@@ -36,46 +39,71 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.answers import classify
+from pipeline.answers import classify, gallery_page
 from pipeline.answers.classify import Answer, Request
+from pipeline.answers.gallery_page import Guess
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.config import params
 from pipeline.config.params import Params
 
+if TYPE_CHECKING:
+    from pipeline.evaluation.metrics import Share
+
 MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"
 
 
-def predict(request: Request, form: str = "text", top: int | None = None, below: str = "") -> int:
+def predict(
+    request: Request, form: str = "text", top: int | None = None, below: str = "", html: Path | None = None
+) -> int:
     """Print the answer for each image. Returns the number of files that are not images.
 
     `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `below`: the
-    folder in which the paths were typed (`command_line.parse`). Raises UserError without a model.
+    folder in which the paths were typed (`command_line.parse`). `html`: the page. Raises UserError without a model.
     """
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
+    if html and (html.suffix != ".html" or html.is_dir()):
+        raise UserError(
+            Fault("--html", as_typed(str(html), below), "value", allowed="a file whose name ends with .html")
+        )
     config = params.load() if request.model is None else Params()
-    refusals, classes = list[UserError](), Counter[str]()
+    refusals, guesses = list[UserError](), list[Guess]()
     answers = classify.answers(request, config, refusals)
     head, as_text = FORMS[form]
     try:
         sys.stdout.write(head)
         for answer in with_progress(answers, request):
+            guesses.append(gallery_page.guess(answer, as_typed(answer["path"], below)))
             for key in {"path", "heatmap"} & answer.keys():
                 answer[key] = as_typed(answer[key], below)
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
-            classes[NONE if answer["answer"] == "none" else answer["class"]] += 1
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is of an output; a picture has a name
         error.filename = error.filename or "standard output"
         raise
-    if form == "text" and classes and any(path.is_dir() for path in request.images):
-        print(f"predict: {as_counts(classes)}", file=sys.stderr)
+    if form == "text" and guesses and any(path.is_dir() for path in request.images):
+        counts = Counter(one.prediction if one.is_accepted else NONE for one in guesses)
+        print(f"predict: {as_counts(counts)}", file=sys.stderr)
+        if right := gallery_page.share_right(guesses):
+            print(f"predict: {in_folders(right)}", file=sys.stderr)
+    if html:
+        files.write_text(html, gallery_page.page(guesses, config))
+        print(f"predict: the page, for a browser: {as_typed(str(html), below)}", file=sys.stderr)
     return len(refusals)
+
+
+def in_folders(right: "Share") -> str:
+    """How many images get the class that their folder is named like."""
+    hits = round(right.count)
+    interval = f"95 % interval: {right.low:.3f} to {right.high:.3f}"
+    return f"in folders that are named like a class, {hits:,} of {right.images:,} images get this class ({interval})"
 
 
 def as_typed(path: str, below: str) -> str:
@@ -153,7 +181,8 @@ def main(arguments: Namespace) -> int:
     images = tuple(map(Path, arguments.images))
     model = Path(arguments.model) if arguments.model else None
     heatmap = Path(arguments.heatmap) if arguments.heatmap else None
+    html = Path(arguments.html) if arguments.html else None
     request = Request(
         images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap
     )
-    return 1 if predict(request, arguments.form, arguments.top, arguments.below) else 0
+    return 1 if predict(request, arguments.form, arguments.top, arguments.below, html) else 0

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
 from pipeline.base import files, schema
-from pipeline.base.errors import Fault, without_secrets
+from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.base.text import did_you_mean, in_words, visible
 
 MAX_LENGTH = 200  # characters of a value in a message
@@ -40,6 +40,14 @@ def read(path: Path) -> Any:
     # For a value that does not exist, such as May 99, the parser raises any exception.
     with schema.reading(path, remedy, Exception):
         return YAML(typ="safe", pure=True).load(path.read_bytes())
+
+
+def value_of(key: str, text: str) -> Any:
+    """The value of a key that a person has typed as it stands in a YAML file. Raises UserError if it is no YAML."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except Exception:  # as in `read`
+        raise UserError(Fault(key, text, "value", "it is no YAML", "a value as in params.yaml")) from None
 
 
 def updated_text(text: str, values: Mapping[str, Any]) -> str:

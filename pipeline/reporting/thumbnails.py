@@ -9,6 +9,7 @@ import base64
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from PIL import Image
 
@@ -56,6 +57,12 @@ def pictures(
             return NO_PICTURE
 
     return dict(zip(paths, threads.ordered_map(load, list(paths), workers, name), strict=True))
+
+
+def of_picture(path: Path) -> Thumbnail:
+    """The thumbnail of a picture that this project wrote."""
+    with Image.open(path) as image:
+        return encode(image.convert("RGB"), image.size)
 
 
 def encode(image: Image.Image, size: tuple[int, int]) -> Thumbnail:

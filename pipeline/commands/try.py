@@ -1,0 +1,78 @@
+"""Run with other settings than the last commit, and compare the result with it: an experiment of DVC, in one line.
+
+    perennial try NAME train.color_jitter=0.2 …
+
+The settings are checked before anything runs. The run is that of `perennial repro`. If it is interrupted, the same line
+goes on. At its end DVC keeps settings, figures and model as the experiment NAME, and the folder is again as in the last
+commit. `dvc exp apply NAME` takes the result over.
+"""
+
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.base import files
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import document, params
+from pipeline.studies import revisions
+from pipeline.versioning import children, dvc_lock, programs
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+COMMIT = "git add . && git commit -m 'My model'"
+
+
+def values_of(words: Sequence[str]) -> dict[str, Any]:
+    """Dotted key → value of words `key=value`, as DVC reads them. Raises UserError for another word."""
+    values = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign:
+            raise UserError(Fault("SETTING", word, "value", allowed="key=value, such as train.lr=0.05"))
+        values[key] = document.value_of(key, text)
+    return values
+
+
+def begin(name: str, words: Sequence[str]) -> None:
+    """Write the settings into params.yaml.
+
+    Raises UserError, and changes nothing, for a wrong name or setting, without a committed result, and if what the last
+    commit has of params.yaml, dvc.lock or the metrics is changed, unless by an interrupted start of the same line.
+    """
+    config, values = params.load(), values_of(words)
+    if not NAME.fullmatch(name) or name in (revisions.HERE, *revisions.experiments()):
+        allowed, remedy = "a new name of letters, digits, '.', '_' and '-'", "dvc exp list names the experiments"
+        raise UserError(Fault("NAME", name, "value", allowed=allowed, remedy=remedy))
+    params.with_values(config, values)
+    if "evaluate" not in dvc_lock.committed():
+        reason = "the last commit has no result to compare with"
+        raise UserError(
+            Fault(str(dvc_lock.LOCK), "no result", "missing", reason, remedy=f"perennial repro, then {COMMIT}")
+        )
+    committed = programs.output("git", "show", f"HEAD:./{params.FILE}")
+    tried, here = document.updated_text(committed, values), params.FILE.read_text(encoding="utf-8")
+    changed = programs.output("git", "status", "--porcelain", "-uno", "--", str(dvc_lock.LOCK), config.paths.metrics)
+    if here not in (committed, tried) or (changed and here == committed):
+        what = str(params.FILE if here != committed else dvc_lock.LOCK)
+        remedy = f"keep the change: {COMMIT}; or give it up: git checkout . && perennial repro"
+        raise UserError(Fault(what, "not as in the last commit", "differs", remedy=remedy))
+    files.write_text(params.FILE, tried)
+
+
+def main(arguments: Namespace) -> int:
+    """Run, keep the experiment, restore the folder, compare. Returns the exit status of what failed first, or 0."""
+    name = arguments.name
+    begin(name, arguments.settings)
+    program, environ = [sys.executable, "-m", "pipeline"], programs.environment() | {"DVC_EXP_NAME": name}
+    if status := children.run([*program, "repro"], env=environ):
+        print("try: to go on: the same line again; to give up: git checkout . && perennial repro", file=sys.stderr)
+        return status
+    programs.dvc("exp", "save", "--name", name)
+    metrics = params.load().paths.metrics
+    programs.output("git", "checkout", "--quiet", "HEAD", "--", str(params.FILE), str(dvc_lock.LOCK), metrics)
+    programs.dvc("checkout")
+    kept = f"{name} is kept as an experiment; dvc exp apply {name} takes it over; the folder is as in the last commit"
+    print(f"\ntry: {kept}", flush=True)
+    return children.run([*program, "compare", "HEAD", name], env=dict(os.environ))
