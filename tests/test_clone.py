@@ -153,8 +153,9 @@ def test_a_repository_that_cannot_be_checked_is_refused(
     """Before any of its stages runs. The fault has its key."""
     tamper(published)
     commit(published)
-    with refuses((key, kind)):
+    with pytest.raises(UserError) as refused:
         clone.checked("")
+    assert (refused.value.faults[0].key, refused.value.faults[0].kind) == (key, kind)
 
 
 def test_photos_that_no_remote_has_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

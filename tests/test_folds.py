@@ -80,7 +80,7 @@ def test_every_image_is_tested_once(studied: Path) -> None:
 def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
     """The command, a DVC and a training in a work copy are killed (KILL), and an object of the cache is emptied."""
     project = create_project(tmp_path / "killed" / "project", **SMALL)
-    source, last, copies = random.Random(27), 0, studied / FOLDER
+    source, last, copies = random.Random(27), 0, project / FOLDER
     for victim in ((), ("dvc", "repro"), ("pipeline", "train")):
         studies.remove_logs(copies)
         process = studies.start(project, *TWO_FOLDS)

@@ -32,6 +32,12 @@ def without_result(folder: Path) -> None:
     commit(folder)
 
 
+def without_figures(folder: Path) -> None:
+    """A commit of a run that lacks the metrics, which Git keeps."""
+    call(folder, "git", "rm", "-r", "--quiet", "--cached", "metrics")
+    call(folder, "git", "-c", "user.name=a", "-c", "user.email=a@localhost", "commit", "--quiet", "-m", "Without")
+
+
 def nothing(_: Path) -> None:
     """The folder as it is."""
 
@@ -41,11 +47,14 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (("warm", "train.lr=[1"), nothing, "train.lr", "value"),
     (("warm", "train.lr=fast"), nothing, "train.lr", "value"),
     (("warm", "train.lrr=1"), nothing, "train.lrr", "unknown"),
+    (("warm", "run.processes=2"), nothing, "run.processes", "pair"),
+    (("warm", "train.lr=0.01"), nothing, "SETTING", "value"),
     (("workspace", "train.lr=1"), nothing, "NAME", "value"),
     (("a b", "train.lr=1"), nothing, "NAME", "value"),
     (LINE, lambda folder: set_params(folder, train__momentum=0.5), "params.yaml", "differs"),
     (LINE, lambda folder: (folder / "metrics/eval.json").write_text("{}"), "dvc.lock", "differs"),
     (LINE, without_result, "dvc.lock", "missing"),
+    (LINE, without_figures, "dvc.lock", "missing"),
 ]
 
 

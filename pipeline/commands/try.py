@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.studies import revisions
 from pipeline.versioning import children, dvc_lock, programs
@@ -45,14 +46,17 @@ def begin(name: str, words: Sequence[str]) -> None:
     if not NAME.fullmatch(name) or name in (revisions.HERE, *revisions.experiments()):
         allowed, remedy = "a new name of letters, digits, '.', '_' and '-'", "dvc exp list names the experiments"
         raise UserError(Fault("NAME", name, "value", allowed=allowed, remedy=remedy))
-    params.with_values(config, values)
-    if "evaluate" not in dvc_lock.committed():
+    raise_if_any(validity.faults(params.with_values(config, values), machine.read()))
+    figures = programs.output("git", "ls-tree", "HEAD", "--", config.paths.metrics)
+    if not figures or "evaluate" not in dvc_lock.committed():
         reason = "the last commit has no result to compare with"
         raise UserError(
             Fault(str(dvc_lock.LOCK), "no result", "missing", reason, remedy=f"perennial repro, then {COMMIT}")
         )
     committed = programs.output("git", "show", f"HEAD:./{params.FILE}")
     tried, here = document.updated_text(committed, values), params.FILE.read_text(encoding="utf-8")
+    if tried == committed:
+        raise UserError(Fault("SETTING", " ".join(words), "value", "the last commit has it", "another value"))
     changed = programs.output("git", "status", "--porcelain", "-uno", "--", str(dvc_lock.LOCK), config.paths.metrics)
     if here not in (committed, tried) or (changed and here == committed):
         what = str(params.FILE if here != committed else dvc_lock.LOCK)
