@@ -189,6 +189,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, finish_project)
 
 
+@pytest.fixture
+def finished_copy(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working folder, which the test may change."""
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def with_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an untrained model of three classes after evaluate and export. Tests copy it."""

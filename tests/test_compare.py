@@ -138,9 +138,9 @@ def compared(folder: Path, *arguments: str, check: bool = True) -> str:
 
 
 @pytest.mark.nightly("several runs of DVC; make test has the table and the test of significance")
-def test_real_experiments_are_compared(finished: Path, tmp_path: Path) -> None:
+def test_real_experiments_are_compared(finished_copy: Path) -> None:
     """Of a commit, an experiment, one that waits and one that failed: figures, changed params, and time."""
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    folder = finished_copy
     for name, setting in (("broken", "train.batch_size=5000"), ("calm", "train.lr=0.001")):
         call(folder, "dvc", "exp", "run", "--queue", "--name", name, "-S", setting)
     call(folder, "dvc", "exp", "run", "--run-all", check=False)
@@ -164,9 +164,9 @@ def test_real_experiments_are_compared(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly("several runs of DVC, as a reader of docs/experiments.md does them")
-def test_the_documents_way_of_comparing_works_from_its_first_line(finished: Path, tmp_path: Path) -> None:
+def test_the_documents_way_of_comparing_works_from_its_first_line(finished_copy: Path) -> None:
     """After a first run every command of the section works, in its order, and the last one gives back the commit."""
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    folder = finished_copy
     for name in ("user.name", "user.email"):
         call(folder, "git", "config", name, "reader@localhost")
     with (folder / "params.yaml").open("a") as file:

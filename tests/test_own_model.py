@@ -45,21 +45,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow("three runs of all stages; make test stops and resumes a training of such a network")
-def test_a_change_of_it_trains_again(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_it_trains_again(finished_copy: Path) -> None:
     """The network of the document goes through all stages. The old file gives the old bytes; no other file counts."""
-    monkeypatch.chdir(folder := shutil.copytree(finished, tmp_path / "project", symlinks=True))
-    set_params(folder, train__model=MODEL, evaluate__onnx=False)
+    set_params(finished_copy, train__model=MODEL, evaluate__onnx=False)
 
     def run(content: str) -> dict[str, str]:
         files.write_text(FILE, content)
-        call(folder, sys.executable, "-m", "pipeline", "repro")
+        call(finished_copy, sys.executable, "-m", "pipeline", "repro")
         return dvc_lock.outputs(dvc_lock.read())
 
     first = run(EXAMPLE)
     assert f'"{MODEL}@{files.sha256(FILE)[:16]}"' in Path("models/model.json").read_text()
     assert FILE in workcopy.project_files()  # though it is in no commit
     image = str(next(Path("data/images").rglob("*.png")))
-    assert image in call(folder, sys.executable, "-m", "pipeline", "predict", image).stdout
+    assert image in call(finished_copy, sys.executable, "-m", "pipeline", "predict", image).stdout
     other = run(OTHER)
     assert {path for path in first if first[path] != other[path]} >= {"models/model.safetensors", "reports/index.html"}
     files.write_text(Path("data/mine/beside.py"), "nonsense(")
@@ -154,4 +153,4 @@ def test_what_cannot_be_trained_is_refused(here: Path, model: str, place: str, n
     assert (fault.key, fault.value, fault.kind) == ("train.model", model, kind)
     assert words in str(fault)
     check_form(fault)
-    assert [finding.fault for finding in doctor.timm(config)] == [str(fault)]
+    assert [finding.fault for finding in doctor.network(config)] == [str(fault)]

@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_any_work(
     faults = timm_models.faults(settings(**changes))
     assert [(fault.key, fault.kind) for fault in faults] == expected
     lines = {f"train__{key}": value for key, value in changes.items()}
-    findings = list(doctor.timm(params.parse(on_cpu(read_params(), **lines))))
+    findings = list(doctor.network(params.parse(on_cpu(read_params(), **lines))))
     assert [bool(finding.fault) for finding in findings] == [bool(expected)] * ("timm/" in changes["model"])
 
 

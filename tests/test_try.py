@@ -1,7 +1,6 @@
 """`perennial try`: an experiment in one line, after which the folder is as before."""
 
 import importlib
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +15,6 @@ from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
 LINE = ("warm", "train.lr=0.02", "train.crop_scale=[0.2, 1.0]")
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a committed result, as the working folder."""
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def without_result(folder: Path) -> None:
@@ -60,32 +51,34 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
 
 @pytest.mark.parametrize(("line", "arrange", "key", "kind"), REFUSED)
 def test_a_refusal_comes_before_the_run_and_changes_nothing(
-    folder: Path, line: tuple[str, ...], arrange: Callable[[Path], object], key: str, kind: Kind
+    finished_copy: Path, line: tuple[str, ...], arrange: Callable[[Path], object], key: str, kind: Kind
 ) -> None:
     """A wrong name or setting, changes that would be lost, and a commit without a result."""
-    arrange(folder)
-    before = (folder / "params.yaml").read_text()
+    arrange(finished_copy)
+    before = (finished_copy / "params.yaml").read_text()
     with refuses((key, kind)):
         importlib.import_module("pipeline.commands.try").begin(line[0], line[1:])
-    assert (folder / "params.yaml").read_text() == before
+    assert (finished_copy / "params.yaml").read_text() == before
 
 
 @pytest.mark.slow("two trainings under DVC; make test has the refusals")
-def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(folder: Path) -> None:
+def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(finished_copy: Path) -> None:
     """A start that has failed goes on with the same line. Files beside the run stay as they are."""
-    lock = (folder / "dvc.lock").read_bytes()
-    (folder / "notes.txt").write_text("mine")
+    lock = (finished_copy / "dvc.lock").read_bytes()
+    (finished_copy / "notes.txt").write_text("mine")
     command = [sys.executable, "-m", "pipeline", "try", *LINE]
-    assert call(folder, "env", "MKL_CBWR=COMPATIBLE", *command, check=False).returncode != 0  # `train` refuses it
-    assert "0.02" in (folder / "params.yaml").read_text()
-    done = call(folder, *command).stdout
+    assert (
+        call(finished_copy, "env", "MKL_CBWR=COMPATIBLE", *command, check=False).returncode != 0
+    )  # `train` refuses it
+    assert "0.02" in (finished_copy / "params.yaml").read_text()
+    done = call(finished_copy, *command).stdout
     table = done[done.index("\nexperiment ") :]
     assert [line.split()[0] for line in table.splitlines() if line.startswith(("HEAD ", "warm "))] == ["HEAD", "warm"]
     assert "train.lr=0.02" in table
     assert "McNemar" in table
-    assert call(folder, "git", "status", "--porcelain").stdout == "?? notes.txt\n"
-    assert (folder / "dvc.lock").read_bytes() == lock
-    assert call(folder, "dvc", "status", "--json").stdout.strip() == "{}"
+    assert call(finished_copy, "git", "status", "--porcelain").stdout == "?? notes.txt\n"
+    assert (finished_copy / "dvc.lock").read_bytes() == lock
+    assert call(finished_copy, "dvc", "status", "--json").stdout.strip() == "{}"
     paths = params.load().paths
     kept = revisions.read("warm", revisions.experiments(), paths)
     assert (kept.state, kept.params["train.lr"], kept.params["train.crop_scale"]) == ("", 0.02, [0.2, 1.0])

@@ -32,12 +32,10 @@ LATER = "pipeline/stages/split.py"  # code that has changed since the recorded r
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(finished_copy: Path) -> Path:
     """A copy of the finished project, which is the working folder; TMPDIR for its work copy is beside it."""
-    (tmp_path / "temporary").mkdir()
-    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    monkeypatch.chdir(folder)
-    return folder
+    (finished_copy.parent / "temporary").mkdir()
+    return finished_copy
 
 
 def cache(project: Path) -> dict[str, bytes]:

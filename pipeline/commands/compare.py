@@ -150,11 +150,15 @@ def left_out(names: Sequence[str], tables: Sequence[Table], images: int) -> str:
 class Verdict:
     """Whether one of two revisions is better on the test images of both, or the reason why nobody knows."""
 
-    word: str  # Yes or No; empty if nobody knows
     answer: str
     counts: str = ""  # the images that this follows from, in words
     test: Comparison | None = None
     page: Path | None = None
+
+    @property
+    def word(self) -> str:
+        """Yes or No; empty if nobody knows."""
+        return "" if not self.test else "Yes" if self.test.is_significant else "No"
 
     def lines(self) -> Iterator[str]:
         """The verdict for a terminal."""
@@ -178,7 +182,7 @@ def verdict(names: Sequence[str], tables: Sequence[Table]) -> Verdict:
         answer = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
     else:
         answer = f"{better} has {difference} than {worse}; chance can do as much (p = {test.p:.2g})"
-    return Verdict("Yes" if test.is_significant else "No", answer, counts, test)
+    return Verdict(answer, counts, test)
 
 
 def on_these_images(known: Mapping[str, float], table: Table) -> dict[str, float]:
@@ -198,7 +202,7 @@ def compare_two(
     names = (first.name, second.name)
     tables = [revisions.table(name, experiments, config.paths, figures.PREDICTIONS) for name in names]
     if reason := reason_against_test(names, tables):
-        return Verdict("", reason)
+        return Verdict(reason)
     common = in_common(tables)
     rest = left_out(names, tables, len(common[0]))
     tested = verdict(names, common)

@@ -61,7 +61,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     if unused := validity.unused_gpus(config, facts):
         yield Finding("GPUs", unused)
     yield apex(config, facts)
-    yield from timm(config)
+    yield from network(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
     yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
     yield photos(config)
@@ -123,8 +123,8 @@ def apex(config: Params, facts: Machine) -> Finding:
     return Finding("Apex", broken or "amp, parallel and the extensions load", fault)
 
 
-def timm(config: Params) -> Iterator[Finding]:
-    """Whether timm has train.model and takes images of its sizes, if the model is one of timm's."""
+def network(config: Params) -> Iterator[Finding]:
+    """Whether train.model can be trained with these settings, if the model is one of timm or the user's own."""
     if config.train.model.startswith(TIMM):
         from pipeline.models import timm_models
 
