@@ -93,6 +93,11 @@ def predict(parser: Parser) -> None:
     as_form(parser, json="one JSON object per line, with all classes", csv="path,rank,class,probability,answer")
 
 
+def share_(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the page to write; its name ends with .html")
+    parser.add_argument("--model", metavar="PATH", help="a model.onnx (default: that of params.yaml)")
+
+
 def as_form(parser: Parser, **forms: str) -> None:
     """One option for each form of the output, which is text by default."""
     group = parser.add_mutually_exclusive_group()
@@ -209,6 +214,7 @@ COMMANDS = {
     "check": Command(ASK, "say whether pipeline/ is that of the release in perennial.json", answers=True),
     "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
+    "share": Command(KEEP, "write one HTML file that classifies photos in any browser, without a network", share_),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
     "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),

@@ -94,6 +94,11 @@ def should_fold(node: Any) -> bool | None:
     return None if node.op_type in MOVING_OPERATORS else False
 
 
+def operators(content: bytes) -> set[str]:
+    """The names of the operators in a model.onnx."""
+    return {node.op_type for node in onnx.load_from_string(content).graph.node}
+
+
 def clean(model: onnx.ModelProto) -> None:
     """Remove what no runtime needs: the path and the versions of the exporter, and the shapes of inner values."""
     model.producer_name, model.producer_version, model.doc_string = "perennial", "", ""

@@ -1,0 +1,26 @@
+"""Write one HTML file that classifies photos in any browser, without a program and without a network.
+
+    perennial share FILE.html
+
+The file has models/model.onnx in it. It can be sent to anybody: photos that are dropped on it never leave the device.
+"""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from pipeline.base import files
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import params
+
+
+def main(arguments: Namespace) -> int:
+    target = Path(arguments.file)
+    if target.suffix != ".html" or target.is_dir():
+        raise UserError(Fault("FILE", str(target), "value", allowed="a file whose name ends with .html"))
+    from pipeline.answers import share_page
+
+    model = Path(arguments.model) if arguments.model else Path(params.load().paths.models) / "model.onnx"
+    files.write_text(target, share_page.page(model))
+    print(f"share: {target} ({target.stat().st_size / 1e6:.1f} MB): open it in a browser, or send it", file=sys.stderr)
+    return 0
