@@ -42,6 +42,7 @@ from pipeline.command_line import (
     NOWHERE,
     PROGRAM,
     STAGES,
+    VERBOSE,
     VERSION,
     Command,
     completion,
@@ -120,7 +121,8 @@ def main(words: Sequence[str] | None = None) -> int:
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    texts = dict.fromkeys(HELP, listing) | {VERSION: version, COMPLETION: lambda: completion([name, *rest])}
+    texts = dict.fromkeys(HELP, listing) | {VERSION: version, VERBOSE: lambda: listing(verbose=True)}
+    texts[COMPLETION] = lambda: completion([name, *rest])
     if name in texts:
         return exit_status(PROGRAM, lambda: print_text(texts[name]()))
     if name not in COMMANDS:
