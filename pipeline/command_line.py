@@ -37,8 +37,7 @@ def start(parser: Parser) -> None:
     parser.add_argument("preset", nargs="?", type=str.lower, default="", help="without: all are shown")
     places = "a folder with images, read where it is, or torchvision/<name>"
     parser.add_argument("--photos", metavar="FOLDER", help=places)
-    what = "show each changed setting, the parts of the time, and the models of the presets"
-    parser.add_argument(VERBOSE, action="store_true", help=what)
+    parser.add_argument(VERBOSE, action="store_true", help="show each changed setting, and the parts of the time")
 
 
 def new(parser: Parser) -> None:

@@ -26,6 +26,7 @@ PROGRAM = [sys.executable, "-m", "pipeline"]
         ("split: a photo", ["split: a photo"]),
         ("split: a photo of a rose, or two", ["split: a photo of a", "       rose, or two"]),
         ("note     a photo of a rose", ["note     a photo of", "         a rose"]),
+        ("try: at  a photo of it", ["try: at  a photo of", "         it"]),
         ("\x1b[31mtry\x1b[0m: a photo, roses", ["\x1b[31mtry\x1b[0m: a photo, roses"]),
         ("玫瑰玫瑰玫瑰 and roses", ["玫瑰玫瑰玫瑰 and", "roses"]),
         ("a/path/that/is/longer/than/the/line", ["a/path/that/is/longer/than/the/line"]),

@@ -7,6 +7,7 @@ turn the styles off.
 import os
 import re
 import sys
+from functools import partial
 from io import TextIOWrapper
 
 from pipeline.base.text import display_width
@@ -14,8 +15,8 @@ from pipeline.base.text import display_width
 BOLD, YELLOW, RED = "1", "1;33", "1;31"
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 NOTE = re.compile(r"((?:[\w-]+: )?)note(?=:|  )")
-# Where the later parts of a line begin: below the text after `train: `, or below the last name of a row.
-INDENT = re.compile(r"[\w-]+: |.*?\S {2,}(?=\S)|")
+# The later parts of a line begin below its text: after `train: `, and after the name of a row.
+INDENT = re.compile(r"([\w-]+: )?(.*?\S {2,}(?=\S))?")
 
 
 def styled(text: str, style: str, descriptor: int) -> str:
@@ -24,14 +25,8 @@ def styled(text: str, style: str, descriptor: int) -> str:
     return text if is_plain or not os.isatty(descriptor) else f"\x1b[{style}m{text}\x1b[0m"
 
 
-def bold(figure: str) -> str:
-    """The figure of a result, for stdout."""
-    return styled(figure, BOLD, 1)
-
-
-def red(name: str) -> str:
-    """The name before a refusal, for stderr."""
-    return styled(name, RED, 2)
+bold = partial(styled, style=BOLD, descriptor=1)  # a figure, on stdout
+red = partial(styled, style=RED, descriptor=2)  # the name before a refusal, on stderr
 
 
 def broken(line: str, width: int) -> str:
@@ -57,8 +52,7 @@ def shown(line: str, descriptor: int) -> str:
     """The line as a terminal shows it. A progress bar, which returns to its begin, stays as it is."""
     if "\r" in line or not os.isatty(descriptor):
         return line
-    width = os.get_terminal_size(descriptor).columns or sys.maxsize  # 0: it has not been told
-    parts = broken(line, width)
+    parts = broken(line, os.get_terminal_size(descriptor).columns or sys.maxsize)  # 0: it has not been told
     found = NOTE.match(parts)
     return f"{found[1]}{styled('note', YELLOW, descriptor)}{parts[found.end() :]}" if found else parts
 
