@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,12 +68,17 @@ def test_a_terminal_shows_whole_words_and_where_a_refusal_begins(tmp_path: Path)
     assert [line.partition(":")[0] for line in (done.stdout + done.stderr).splitlines()] == ["sweep", "sweep"]
 
 
-def test_a_bar_and_a_question_are_written_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_and_a_question_are_written_at_once() -> None:
     """A stream of a terminal keeps back only the begin of a line that nobody has flushed."""
     ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 19))
     stream = terminal.Lines(os.fdopen(theirs, "wb", buffering=0, closefd=False), "utf-8", line_buffering=True)
+    texts = (
+        ("\r10 %", True), ("\r90 %", True), ("\n", False), ('{"path": "my roses"}\n', False),
+        ("Which one? a: apex", False), (", b: best", True),
+    )  # fmt: skip
     seen = []
-    for text, is_flushed in (("\r10 %", True), ("\r90 %", True), ("\n", False), ("note: a", False), ("?", True)):
+    for text, is_flushed in texts:
         stream.write(text)
         if is_flushed:
             stream.flush()
@@ -81,7 +87,7 @@ def test_a_bar_and_a_question_are_written_at_once(capfd: pytest.CaptureFixture[s
             seen.append(os.read(ours, 100).decode())
         except BlockingIOError:
             seen.append("")
-    assert seen == ["\r10 %", "\r90 %", "\r\n", "", "note: a?"]
+    assert seen == ["\r10 %", "\r90 %", "\r\n", '{"path": "my roses"}\r\n', "", "Which one? a: apex,\r\nb: best"]
     for descriptor in (ours, theirs):
         os.close(descriptor)
 

@@ -49,8 +49,8 @@ def _columns(text: str) -> int:
 
 
 def shown(line: str, descriptor: int) -> str:
-    """The line as a terminal shows it. A progress bar, which returns to its begin, stays as it is."""
-    if "\r" in line or not os.isatty(descriptor):
+    """The line as a terminal shows it. A progress bar, with its carriage return, and JSON stay as they are."""
+    if "\r" in line or line.startswith("{") or not os.isatty(descriptor):
         return line
     parts = broken(line, os.get_terminal_size(descriptor).columns or sys.maxsize)  # 0: it has not been told
     found = NOTE.match(parts)
@@ -70,7 +70,7 @@ class Lines(TextIOWrapper):
 
     def flush(self) -> None:
         begun, self._begun = self._begun, ""
-        super().write(begun)
+        super().write(shown(begun, self.fileno()))
         super().flush()
 
 
