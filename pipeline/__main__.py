@@ -42,6 +42,7 @@ from pipeline.command_line import (
     NOWHERE,
     PROGRAM,
     STAGES,
+    VERBOSE,
     VERSION,
     Command,
     completion,
@@ -50,6 +51,7 @@ from pipeline.command_line import (
     unknown,
     version,
 )
+from pipeline.running import terminal
 
 LAUNCHED = {
     "features": "pipeline.running.launch",
@@ -84,7 +86,7 @@ def announce(name: str, command: Command, answers: bool) -> None:
     descriptor = 2 if answers else 1
     if command.group and (descriptor == 1 or os.isatty(descriptor)):
         with suppress(OSError):  # not with print: what it cannot write, it would try to write again at the end
-            os.write(descriptor, f"{name}: {command.help}\n".encode())
+            os.write(descriptor, f"{terminal.shown(f'{name}: {command.help}', descriptor)}\n".encode())
 
 
 def tell_project(below: str) -> None:
@@ -115,10 +117,12 @@ def main(words: Sequence[str] | None = None) -> int:
         name, *rest = [*rest, "--help"]
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    terminal.show_lines()
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    texts = dict.fromkeys(HELP, listing) | {VERSION: version, COMPLETION: lambda: completion([name, *rest])}
+    texts = dict.fromkeys(HELP, listing) | {VERSION: version, VERBOSE: lambda: listing(verbose=True)}
+    texts[COMPLETION] = lambda: completion([name, *rest])
     if name in texts:
         return exit_status(PROGRAM, lambda: print_text(texts[name]()))
     if name not in COMMANDS:
@@ -126,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     arguments = parse(name, rest, below)
     if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
-        return exit_status(name, refuse_nowhere)
+        return exit_status(terminal.red(name), refuse_nowhere)
     set_up_interpreter()
     tell_project(below)
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))
@@ -139,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         status: int = module.main(arguments)
         return status
 
-    return exit_status(arguments.stage if name == "rank" else name, run)
+    return exit_status(terminal.red(arguments.stage if name == "rank" else name), run)
 
 
 if __name__ == "__main__":

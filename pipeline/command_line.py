@@ -10,7 +10,7 @@ from pipeline.base.text import coverage, did_you_mean, part, positive, share
 
 PROGRAM = "perennial"
 HELP = {"-h", "--help"}
-COMPLETION, VERSION = "--print-completion", "--version"
+COMPLETION, VERBOSE, VERSION = "--print-completion", "--verbose", "--version"
 Parser = argparse.ArgumentParser
 BELOW = "PERENNIAL_BELOW"  # the variable of requirements/perennial: where a person stands, see `parse`
 NOWHERE = "/"  # its value without a project
@@ -29,13 +29,15 @@ class Command:
     anywhere: bool = False  # it needs no project
 
 
-BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.yaml runs them"
+BEGIN, RUN, ASK, KEEP = "begin", "run", "ask", "keep"
+MORE, STAGES = "seldom needed", "stages, as dvc.yaml runs them"  # shown with VERBOSE
 
 
 def start(parser: Parser) -> None:
     parser.add_argument("preset", nargs="?", type=str.lower, default="", help="without: all are shown")
     places = "a folder with images, read where it is, or torchvision/<name>"
     parser.add_argument("--photos", metavar="FOLDER", help=places)
+    parser.add_argument(VERBOSE, action="store_true", help="show each changed setting, and the parts of the time")
 
 
 def new(parser: Parser) -> None:
@@ -53,7 +55,8 @@ def demo(parser: Parser) -> None:
 
 
 def repro(parser: Parser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="show what DVC prints, too")
+    parser.epilog = "This is dvc repro, which first repairs what a kill or a power cut left."
+    parser.add_argument(VERBOSE, action="store_true", help="show what DVC prints, too")
     parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
@@ -186,44 +189,32 @@ def rank(parser: Parser) -> None:
 
 
 COMMANDS = {
-    "new": Command(BEGIN, "make a project with the code of this one, for other photos", new, anywhere=True),
-    "start": Command(
-        BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes", start
-    ),
+    "new": Command(BEGIN, "make a project for other photos, with the code of this one", new, anywhere=True),
+    "start": Command(BEGIN, "choose settings for this machine and your photos, and see how long a run takes", start),
     "demo": Command(BEGIN, "run the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)", demo),
-    "doctor": Command(
-        BEGIN, "show what this machine has, and why it would refuse the params, or how long they take", answers=True
-    ),
-    "repro": Command(
-        RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left", repro
-    ),
-    "try": Command(RUN, "run with other settings, keep it as an experiment, and compare it with the last commit", try_),
-    "folds": Command(RUN, "train and test on every fold, in copies of the project: one figure over all images", folds),
+    "doctor": Command(BEGIN, "show what this machine has, and whether the settings can run here", answers=True),
+    "repro": Command(RUN, "train the model and test it, as params.yaml says; only what has changed runs", repro),
+    "try": Command(RUN, "run with other settings, keep the result, and compare it with the last commit", try_),
+    "folds": Command(RUN, "test every image once: train on each fold, in copies of the project", folds),
     "curve": Command(RUN, "train with 12, 25, 50 and 100 % of the training images: would more photos help?", curve),
     "sweep": Command(RUN, "try settings, ranked on the validation images; the best one is tested", sweep),
-    "plan": Command(
-        ASK, "say what the next run will do: each stage, what changed, and its last time", plan, answers=True
-    ),
+    "plan": Command(ASK, "say what the next run will do, why, and how long each part took", plan, answers=True),
     "predict": Command(ASK, "name the class of each photo", predict, answers=True),
-    "compare": Command(
-        ASK, "show experiments and commits side by side, with intervals, and a test of two", compare, answers=True
-    ),
-    "verify": Command(
-        ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte", verify
-    ),
-    "check": Command(ASK, "say whether pipeline/ is that of the release in perennial.json", answers=True),
-    "params": Command(ASK, "print the params as they are used, with defaults, as JSON", answers=True),
-    "continue-from": Command(KEEP, "start the next training from a model that is in DVC", continue_from),
-    "share": Command(KEEP, "write one HTML file that classifies photos in any browser, without a network", share_),
+    "compare": Command(ASK, "show results side by side, with intervals, and a test of two", compare, answers=True),
+    "verify": Command(ASK, "repeat the committed run (without one: the demo), and compare every byte", verify),
+    "share": Command(ASK, "write one HTML file that classifies photos in any browser, without a network", share_),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
-    "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/"),
+    "check": Command(MORE, "say whether pipeline/ is that of the release in perennial.json", answers=True),
+    "params": Command(MORE, "print the params as they are used, with defaults, as JSON", answers=True),
+    "continue-from": Command(MORE, "start the next training from a model that is in DVC", continue_from),
+    "clean-runs": Command(MORE, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
     "prepare": Command(STAGES, "resize the images, and pack them into one file"),
-    "weights": Command(STAGES, "get pretrained weights, if train.weights names some"),
-    "features": Command(STAGES, "compute what the pretrained network says of each image, if train.head is solved"),
-    "train": Command(STAGES, "train the model, in run.processes processes; the first step takes some seconds"),
+    "weights": Command(STAGES, "get pretrained weights, if the settings name some"),
+    "features": Command(STAGES, "compute what the pretrained network says of each image, if the settings ask for that"),
+    "train": Command(STAGES, "train the model; the first step takes some seconds"),
     "evaluate": Command(STAGES, "measure the trained model on the test images"),
     "export": Command(STAGES, "write the model as ONNX, and compare its answers on the test images"),
     "card": Command(STAGES, "write the model card for the Hugging Face Hub"),
@@ -232,17 +223,19 @@ COMMANDS = {
 }
 
 
-def listing() -> str:
-    """The commands in their groups, with a line each."""
+def listing(verbose: bool = False) -> str:
+    """The commands in their groups, with a line each. `verbose`: the stages and what is seldom needed, too."""
     width = max(map(len, COMMANDS)) + 2
-    groups = dict.fromkeys(command.group for command in COMMANDS.values() if command.group)
-    lines = [
-        f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help",
-        f"       {PROGRAM} {VERSION}                 {PROGRAM} {COMPLETION} bash|zsh",
-    ]
+    hidden = ("",) if verbose else ("", MORE, STAGES)
+    groups = dict.fromkeys(command.group for command in COMMANDS.values() if command.group not in hidden)
+    lines = [f"usage: {PROGRAM} <command> [arguments]", f"       {PROGRAM} help <command>"]
+    if verbose:
+        lines += [f"       {PROGRAM} {VERSION}", f"       {PROGRAM} {COMPLETION} bash|zsh"]
     for group in groups:
         lines += ["", f"{group}:"]
         lines += [f"  {name:<{width}}{each.help}" for name, each in COMMANDS.items() if each.group == group]
+    if not verbose:
+        lines += ["", f"first: {PROGRAM} start quick --photos /path/to/photos", f"more:  {PROGRAM} {VERBOSE}"]
     return "\n".join(lines)
 
 

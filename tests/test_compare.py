@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.commands import compare
 from pipeline.commands.continue_from import fetch
@@ -69,6 +70,13 @@ def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
     assert compare.cells(untimed, first, [])[4:6] == ["–", "–"]
     assert list(compare.notes([first])) == []
     assert [len(list(compare.notes([first, one]))) for one in (failed, trained, untimed)] == [1, 1, 1]
+
+
+def test_a_head_that_is_solved_has_no_images_per_second(tmp_path: Path) -> None:
+    """It trains on no image in a step: a dash stands there, and no 0."""
+    files.write_json(tmp_path / "a/provenance.json", {"model": "md5", "seconds": 1.5, "images_per_second": 0.0})
+    timed = revision("a", timing=revisions._timing(tmp_path, "md5"))
+    assert compare.cells(timed, timed, [])[4:6] == ["2", "–"]
 
 
 def answers(*right: bool) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """The estimate of a run: real training steps with the given params, and the sum of its parts."""
 
+import importlib.util
 import re
 import shutil
 import sys
@@ -117,6 +118,17 @@ def test_videos_and_sidecars_are_no_images(tmp_path: Path) -> None:
     assert folder.images == 20
     assert tmp_path / "cat/photo" in folder.files
     assert not {tmp_path / "cat/photo.MOV", tmp_path / "dog/photo.AAE"} & {*folder.files}
+
+
+def test_heic_without_its_decoder_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names of the files, with the command that installs the decoder; nothing is said where it is installed."""
+    for path in two_classes(tmp_path).glob("cat/*"):
+        path.rename(path.with_suffix(".HEIC"))
+    assert survey.survey_folder(tmp_path).notes == ()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (note,) = survey.survey_folder(tmp_path).notes
+    assert "10 of 20" in note
+    assert "pip install pillow-heif==" in note
 
 
 def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:

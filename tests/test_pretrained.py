@@ -157,7 +157,7 @@ def test_a_file_without_the_head_starts_with_an_untrained_one(tmp_path: Path) ->
     for content in (backbone, {"module." + name: values for name, values in backbone.items()}):
         net = network.build(SMALL, 5, seed=9)
         untrained = deepcopy(network.head(net).state_dict())
-        assert "untrained" in pretrained.load_into(net, convert(tmp_path, content), tuple("abcde"))
+        assert "new" in pretrained.load_into(net, convert(tmp_path, content), tuple("abcde"))
         assert same(network.head(net).state_dict(), untrained)
         assert torch.equal(net.state_dict()["conv1.0.weight"], backbone["conv1.0.weight"])
 

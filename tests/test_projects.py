@@ -120,12 +120,12 @@ def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, rose
     assert all((roses / name).read_bytes() == (installation / name).read_bytes() for name in listed)
     assert "# roses" in (roses / "README.md").read_text()
     assert call(roses, "git", "status", "--porcelain").stdout == ""
-    assert call(roses, "git", "log", "--all", "--format=%s").stdout == "Perennial 1\n"
     head, branch, tree, release = (
         call(folder, "git", "rev-parse", name).stdout.strip()
         for folder, name in ((roses, "HEAD"), (roses, "perennial"), (roses, "HEAD:pipeline"), (installation, "HEAD"))
     )
     assert (branch, releases.read(roses)) == (head, releases.Release("1", release, tree))
+    assert call(roses, "git", "log", "--all", "--format=%s").stdout == f"Perennial 1 ({release[:10]})\n"
     assert perennial(installation, roses, "check").returncode == 0
     done = perennial(installation, roses / "data", "repro", "--dry", "../dvc.yaml:weights")  # from where one stands
     assert done.returncode == 0, done.stderr
@@ -194,7 +194,8 @@ def test_an_upgrade_keeps_the_params(installation: Path, roses: Path, capsys: py
     texts = ((SETTINGS, "# Of version 2.\n"), ("README.md", "Ours."), (CODE, "Show the params"))
     assert all(text in (roses / name).read_text() for name, text in texts)
     history = call(roses, "git", "log", "--first-parent", "--format=%s", "perennial").stdout
-    assert history.splitlines() == ["Perennial 3", "Perennial 2", "Perennial 1"]
+    commits = [call(installation, "git", "rev-parse", tag).stdout[:10] for tag in ("v3", "v2", "v1")]
+    assert history.splitlines() == [f"Perennial {3 - k} ({commit})" for k, commit in enumerate(commits)]
     before = state(roses)
     assert upgrade_here(roses, "../installation", "v3") == 0
     assert state(roses) == before
@@ -243,6 +244,11 @@ def test_an_upgrade_takes_a_clone_of_the_project_and_an_address(
     assert trees[0] == trees[1]
     with refuses(("SOURCE", "value")):
         upgrade_here(colleague, f"file://{roses}")
+    with refuses(("SOURCE", "missing")):
+        upgrade_here(colleague, "../nowhere")
+    with pytest.raises(UserError) as refused:
+        upgrade_here(colleague, f"file://{tmp_path}/nowhere")
+    assert refused.value.faults[0].reason.startswith("fatal: ")  # what Git says, not its hint in the last line
 
 
 def in_the_way(roses: Path, installation: Path) -> None:

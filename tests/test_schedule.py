@@ -62,7 +62,11 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, wish: float
     assert rates.index(max(rates)) == max(0, steps - 1)
     sentences = list(notes(settings, {"a": 1, "b": 1}))
     assert len(sentences) == (epochs / 2 < wish)
-    assert all(line.startswith(f"train.warmup_epochs: {wish:g} ") and f"{steps / 10:g}" in line for line in sentences)
+    solved = settings.model_copy(update={"head": "solved", "freeze_backbone": True})
+    assert list(notes(solved, {"a": 1, "b": 1})) == []  # a head that is solved has no epochs
+    assert all(
+        line.startswith(f"note: train.warmup_epochs: {wish:g} ") and f"{steps / 10:g}" in line for line in sentences
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, caps
     before = path.read_text().splitlines()
     for name in ("quick", "good", "good", "quick"):
         config = params.load()
-        start.write(config, start.values(name, replace(start.situation(config), machine=HERE)))
+        start.write(config, start.values(name, replace(start.situation(config), machine=HERE)), verbose=len(texts) == 0)
         assert texts.setdefault(name, path.read_text()) == path.read_text()
         if len(texts) == 1:
             stdout = capsys.readouterr().out
@@ -166,19 +166,24 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     """The question comes again; as an argument it is refused. Without a terminal the last line says what to type."""
     before = params.FILE.read_bytes()
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
-    monkeypatch.setattr(start, "offer", lambda now: None)
+    monkeypatch.setattr(start, "offer", lambda *_: None)
     monkeypatch.setattr(sys, "stdin", Terminal("a\napex\n\n"))
     assert start.start("", "") == 0
     assert capsys.readouterr().out.count("q: quick, g: good, b: best, s: scratch, t: tutorial; ") == 3
     with refuses(("preset", "machine")):
         start.start("apex", "")
+    with refuses(("preset", "value")) as refused:
+        start.main(Namespace(preset="qick", photos=None))
+    assert "quick?" in refused.value.faults[0].remedy
     monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
     assert start.start("", "data/inbox") == 0
     assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
     assert params.FILE.read_bytes() == before
-    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(["a run takes long"]))
+    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(["…", "a run takes long", "its parts"]))
     assert main(["start", "Quick"]) == 0
-    assert "\na run takes long\n" in capsys.readouterr().out
+    stdout = capsys.readouterr().out
+    assert "\na run takes long\n" in stdout
+    assert not {"its parts", "→"} & {*stdout.split("\n"), *stdout}  # for --verbose
     quick = params.FILE.read_bytes()
     assert quick != before
     params.FILE.write_bytes(before)

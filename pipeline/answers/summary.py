@@ -13,6 +13,7 @@ from pipeline.dataset import split_table
 from pipeline.dataset.split_table import SPLITS, ImageRow
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
+from pipeline.running.terminal import bold
 from pipeline.versioning import dvc_lock, integrity
 
 Rows = Sequence[tuple[str, str]]  # name and text
@@ -114,7 +115,8 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
         ("images", f"{used_images:,} of {used_images + number['excluded']:,} are used: {splits}"),
         (
             "test accuracy",
-            f"{eval_figures.accuracy:.4f} (95 % interval: {low:.4f} to {high:.4f}, {number['test']:,} images)",
+            f"{bold(f'{eval_figures.accuracy:.4f}')} "
+            f"(95 % interval: {low:.4f} to {high:.4f}, {number['test']:,} images)",
         ),
         *earlier,
         *([("note", few)] if few else []),

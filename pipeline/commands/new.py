@@ -26,7 +26,7 @@ perennial start quick --photos /path/to/photos    # settings for this machine an
 perennial repro                                   # trains the model, and tests it
 ```
 
-`params.yaml` has the settings, and `perennial` alone lists all commands.
+`params.yaml` has the settings, and `perennial` alone lists the commands.
 The documents are in `docs/` of the repository of Perennial.
 """
 
@@ -52,7 +52,7 @@ def create(folder: Path) -> releases.Release:
         readme = README.format(name=folder.name, version=release.version)
         (folder / releases.OWN[0]).write_text(readme, encoding="utf-8")
         releases.git("init", "--quiet", cwd=folder)
-        first = releases.commit(folder, folder, f"Perennial {release.version}")
+        first = releases.commit(folder, folder, release.name)
         releases.git("update-ref", f"refs/heads/{releases.BRANCH}", first, cwd=folder)
         releases.git("reset", "--quiet", first, cwd=folder)
     except BaseException:
@@ -71,7 +71,7 @@ def main(arguments: Namespace) -> int:
         raise UserError(Fault("--photos", photos, "missing", "it is not a folder", allowed))
     check_folder(folder)
     release = create(folder)
-    print(f"{folder} is a project of Perennial {release.version}, with a first commit. Next:")
+    print(f"{folder} is a project of {release.name}, with a first commit. Next:")
     print(f"  cd {shlex.quote(str(folder))} && make setup && . .venv/bin/activate")
     where = photos if is_public or not photos else str(Path(photos).expanduser().resolve())
     print(f"  perennial start quick --photos {shlex.quote(where) if where else '/path/to/photos'}")

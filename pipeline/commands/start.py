@@ -3,13 +3,16 @@
     perennial start                     shows the presets; on a terminal, asks for one
     perennial start good                writes this one: quick, scratch, good, best, modern, fast or apex
     perennial start good --photos /path/to/photos
+    perennial start good --verbose      shows each changed setting and the parts of the time, too
     perennial start quick --photos torchvision/MNIST
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a
 few training steps on this machine (planning/estimate.py); it changes nothing in params.yaml.
 """
 
+import difflib
 import functools
+import itertools
 import operator
 import shlex
 import sys
@@ -21,6 +24,7 @@ from typing import Any
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import did_you_mean
 from pipeline.checks import machine, rules, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import document, params
@@ -94,12 +98,13 @@ def this_machine() -> Machine:
 def lines(now: Situation) -> Iterator[str]:
     """What there is: the machine and the images, one line each."""
     facts, photos, memory = now.machine, now.survey, linux.memory_bytes() / 2**30
-    yield f"machine  cores: {facts.cores}, memory: {memory:.0f} GiB, GPUs: {facts.cuda_devices}, Apex: {facts.apex}"
+    apex = f", Apex: {facts.apex}" if facts.cuda_devices else ""
+    yield f"machine  cores: {facts.cores}, memory: {memory:.0f} GiB, GPUs: {facts.cuda_devices}{apex}"
     yield f"images   {f'{photos.images:,} in {photos.classes} classes, in ' if photos.images else ''}{photos.where}"
     yield from (f"note     {note}" for note in photos.notes)
     if has_small_class(photos):
         label, size = min(photos.sizes.items(), key=lambda item: item[1])
-        yield f"note     {label!r:.40} has {size} images: a preset sets split.stratify, so that no part lacks them"
+        yield f"note     {label!r:.40} has {size} images: a preset splits each class by itself (split.stratify)"
 
 
 def too_few(config: Params, photos: Survey) -> list[str]:
@@ -131,8 +136,8 @@ def with_preset(name: str, now: Situation, new: dict[str, Any]) -> Params:
     return config
 
 
-def write(config: Params, new: dict[str, Any]) -> None:
-    """Write the values into params.yaml, and print which lines change."""
+def write(config: Params, new: dict[str, Any], verbose: bool = False) -> None:
+    """Write the values into params.yaml, and print how many lines change; with `verbose` the lines, too."""
     old = config.model_dump(mode="json")
     before = {key: functools.reduce(operator.getitem, key.split("."), old) for key in new}
     changes = [f"  {key:<22} {before[key]} → {value}" for key, value in new.items() if value != before[key]]
@@ -140,11 +145,11 @@ def write(config: Params, new: dict[str, Any]) -> None:
         print(f"{params.FILE} has these values already.")
         return
     document.rewrite(params.FILE, new)
-    print(f"Changed in {params.FILE}:", *changes, f"{UNDO}.", sep="\n")
+    print(f"{len(changes)} settings are changed in {params.FILE}.", *(changes if verbose else []), f"{UNDO}.", sep="\n")
 
 
-def offer(now: Situation) -> None:
-    """Print the presets, each with the time of a run here."""
+def offer(now: Situation, verbose: bool = False) -> None:
+    """Print the presets, each with the time of a run here; with `verbose` the model and the epochs, too."""
     from pipeline.planning import estimate
 
     photos = now.survey if now.survey.images else survey.EXAMPLE
@@ -152,14 +157,15 @@ def offer(now: Situation) -> None:
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")
-    print("preset   model                 epochs right  a run takes here", flush=True)
+    form = "{:<9}{:<22}{:<7}{:<7}{}" if verbose else "{0:<9}{3:<7}{4}"
+    print(form.format("preset", "model", "epochs", "right", "a run takes here"), flush=True)
     for name in NAMES:
         new = values(name, now)
         epochs = "none" if new["train.freeze_backbone"] else new["train.epochs"]
         columns = new["train.model"].rpartition("/")[2], epochs, accuracy(name)
         reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
         time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
-        print("{:<9}{:<22}{:<7}{:<7}{}".format(name, *columns, time), flush=True)
+        print(form.format(name, *columns, time), flush=True)
     print("right: the share of flower_photos, each photo tested by a model that never saw it; –: not measured")
 
 
@@ -169,9 +175,9 @@ def accuracy(name: str) -> str:
     return f"{record.read(path).figures['accuracy']:.3f}" if path.is_file() else "–"
 
 
-def ask(now: Situation, photos: str) -> str:
+def ask(now: Situation, photos: str, verbose: bool = False) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
-    offer(now)
+    offer(now, verbose)
     if not now.survey.images and now.config.data.url == Data().url:
         print("", *WITHOUT_PHOTOS, sep="\n")
         return ""
@@ -190,14 +196,14 @@ def ask(now: Situation, photos: str) -> str:
     return keys.get(answer, answer)
 
 
-def start(preset: str, photos: str) -> int:
+def start(preset: str, photos: str, verbose: bool = False) -> int:
     """Write a preset; if `preset` is empty, let the user choose one. Returns 0.
 
     Raises UserError for a preset that cannot run on this machine, and as `situation` and `with_preset` do.
     """
     now = situation(params.load(), photos)
     print(*lines(now), sep="\n", flush=True)
-    name = preset or ask(now, photos)
+    name = preset or ask(now, photos, verbose)
     if not name:
         return 0
     if name not in (possible := presets.choices(now.machine)):
@@ -205,7 +211,7 @@ def start(preset: str, photos: str) -> int:
     new = values(name, now)
     config = with_preset(name, now, new)
     print(f"\npreset   {name}")
-    write(now.config, new)
+    write(now.config, new, verbose)
     print(*(f"\n{line}" for line in too_few(config, now.survey)), sep="", end="")
     if reason := presets.obstacle(name, now.machine):
         print(f"It {reason}: make image, then make image-repro.")
@@ -213,7 +219,7 @@ def start(preset: str, photos: str) -> int:
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
     print()
-    for line in estimate.report_lines(config, now.survey):
+    for line in itertools.islice(estimate.report_lines(config, now.survey), None if verbose else 2):
         print(line, flush=True)
     print("Next: perennial repro")
     return 0
@@ -221,7 +227,8 @@ def start(preset: str, photos: str) -> int:
 
 def main(arguments: Namespace) -> int:
     if arguments.preset and arguments.preset not in NAMES:
-        raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES)))
+        guess = did_you_mean(difflib.get_close_matches(arguments.preset, NAMES, n=1))
+        raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES), remedy=guess))
     if arguments.photos == "":  # a variable of a shell that is not set
         raise UserError(Fault("--photos", "''", "value", allowed="a folder with images, torchvision/<name>"))
-    return start(arguments.preset, arguments.photos or "")
+    return start(arguments.preset, arguments.photos or "", arguments.verbose)

@@ -42,13 +42,15 @@ def bring(source: str, revision: str) -> tuple[str, str]:
         content.mkdir()
         if Path(source).is_dir():
             place = releases.source_of(Path(source), revision)
+        elif ":" not in source:
+            allowed = "a clone of Perennial, another project, or an address of Git (https://…)"
+            raise UserError(Fault("SOURCE", source, "missing", "no such folder", allowed))
         else:
             place = releases.fetched(source, revision, Path(temporary, "fetched"))
         release = releases.write_files(place, content)
         if release == releases.read():
             return "", ""
-        message = f"Perennial {release.version}"
-        return releases.commit(Path(), content, message, releases.last_commit()), message
+        return releases.commit(Path(), content, release.name, releases.last_commit()), release.name
 
 
 def merge(new: str, message: str) -> None:
@@ -78,11 +80,10 @@ def main(arguments: Namespace) -> int:
     before = programs.last_commit()
     new, message = bring(str(local) if local.is_dir() else arguments.source, arguments.revision or "")
     if not new:
-        print(f"This project has this release already: Perennial {old.version}, commit {old.commit}.")
+        print(f"This project has this release already: {old.name}.")
         return 0
     merge(new, message)
-    release = releases.read()
-    print(f"Merged: {message}, commit {release.commit}; before: Perennial {old.version}, commit {old.commit}. Next:")
+    print(f"Merged: {message}; before: {old.name}. Next:")
     if releases.git("diff", "--name-only", before, "HEAD", "--", "requirements"):
         print("  make setup        installs what this version needs: requirements/ has changed")
     print("  perennial plan    says which stages the next run repeats, and why")

@@ -62,6 +62,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
+from pipeline.running import terminal
 from pipeline.running.claim import Claim
 from pipeline.studies import record, runner
 from pipeline.studies.runner import Job, Slot
@@ -261,7 +262,7 @@ def main(arguments: Namespace) -> int:
         if arguments.what == "audit" and arguments.seed is None:
             arguments.seed = secrets.randbelow(2**32)
         runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status("verify", lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
+        return exit_status(terminal.red("verify"), lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
     from pipeline.attest import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")

@@ -145,7 +145,7 @@ def load_into(net: nn.Module, path: Path, classes: Sequence[str] = ()) -> str:
         raise _refusal(path, "damaged", reason, remedy="write the names of all its classes, or none")
     _check_fit(path, state, tensors, head_names)
     if tensors.keys().isdisjoint(head_names):
-        note += f", without the head {name!r}: it starts untrained"
+        note += f", without the head {name!r}: it is new"
         tensors |= {part: state[part] for part in head_names}
     elif file_classes and file_classes != tuple(classes):
         common_classes = [label for label in classes if label in file_classes]
@@ -156,7 +156,7 @@ def load_into(net: nn.Module, path: Path, classes: Sequence[str] = ()) -> str:
             note += f"; untrained: {new}"
     elif any(len(tensors[part]) != len(state[part]) for part in head_names):
         file_count, model_count = len(tensors[head_names[0]]), len(state[head_names[0]])
-        note += f", except the head {name!r} ({file_count} classes there, {model_count} here): it starts untrained"
+        note += f", except the head {name!r} ({file_count} classes there, {model_count} here): it is new"
         tensors |= {part: state[part] for part in head_names}
     state.update(tensors)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
     net.load_state_dict(state)

@@ -23,6 +23,7 @@ from pipeline.evaluation import acceptance
 from pipeline.learning import environment
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
+from pipeline.running.terminal import bold
 from pipeline.versioning import children
 
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
@@ -201,7 +202,7 @@ def report_lines(config: Params, survey: Survey) -> Iterator[str]:
     """Lines with the time of a run and of its parts, and the reasons. Raises UserError as `measure_times` does."""
     yield "Measuring a few training steps …"
     run_parts = measure_parts(config, survey)
-    yield f"Time of a run: {describe_total(config, run_parts)}"
+    yield f"Time of a run: {bold(describe_total(config, run_parts))}"
     for part in run_parts:
         yield f"  {part.name:<18} {time_in_words(part.seconds) if part.seconds else 'not known':<18} {part.reason}"
 

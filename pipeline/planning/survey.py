@@ -1,11 +1,13 @@
 """Counts the images that a run would use, without decoding them."""
 
+import importlib.util
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import files
+from pipeline.base.text import visible
 from pipeline.config.params import Params, Split
 from pipeline.data import corrections, folders, formats, splitting
 from pipeline.data.splitting import Cut
@@ -96,9 +98,18 @@ def survey_folder(folder: Path, table: Table = corrections.NONE) -> Survey:
         split_counts=Counter(file.given_split for file in photos),
         cut=cut,
         files=tuple(folder / file.path for file in photos),
-        notes=layout.notes,
+        notes=(*layout.notes, *without_decoder([file.path for file in photos])),
         sizes=Counter(file.label for file in photos),
     )
+
+
+def without_decoder(paths: Sequence[str]) -> list[str]:
+    """What is said of HEIC files, by their names, if their decoder is not installed."""
+    found = [path for path in paths if path.lower().endswith((".heic", ".heif"))]
+    if not found or importlib.util.find_spec("pillow_heif"):
+        return []
+    where = f"{formats.HEIC} is left out: {len(found):,} of {len(paths):,} images (first: {visible(found[0])})"
+    return [f"{where}; {formats.INSTALL_HEIC}"]
 
 
 def is_companion(path: Path) -> bool:

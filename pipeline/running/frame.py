@@ -13,6 +13,7 @@ from pipeline.base.errors import Fault, Stopped, UserError, exit_status, raise_i
 from pipeline.checks import machine, validity
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.running import terminal
 from pipeline.versioning import dvc_lock, integrity
 
 PROJECT = Path(__file__).parents[2]  # the folder whose code runs
@@ -124,6 +125,6 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
         return 0
 
     try:
-        return exit_status(name, run)
+        return exit_status(terminal.red(name), run)
     finally:
         gc.freeze()  # else Python searches all objects for garbage before it exits: two seconds [measured]

@@ -47,16 +47,16 @@ def training_facts(job: Job, model: nn.Module) -> list[str]:
 def notes(settings: Train, counts: Mapping[str, int]) -> Iterator[str]:
     """A sentence for each setting that is changed or completed by others. `counts`: training images by class."""
     warmup = schedule.warmup_epochs(settings)
-    if warmup < settings.warmup_epochs:
+    if settings.has_steps and warmup < settings.warmup_epochs:
         yield (
-            f"train.warmup_epochs: {settings.warmup_epochs:g} is more than half of train.epochs ({settings.epochs}); "
-            f"used: {warmup:g}"
+            f"note: train.warmup_epochs: {settings.warmup_epochs:g} is more than half of train.epochs "
+            f"({settings.epochs}); used: {warmup:g}"
         )
     if settings.class_weights == "balanced":
         weights = dict(zip(counts, balanced_weights(counts), strict=True))
         extremes = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
         lowest, highest = (f"{weights[name]:.3g} ({name!r}, {counts[name]} images)" for name in extremes)
-        yield f"train.class_weights: 'balanced': weights from {lowest} to {highest} in the training loss"
+        yield f"note: train.class_weights: 'balanced': weights from {lowest} to {highest} in the training loss"
 
 
 def early_stop_note(settings: Train, history: Sequence[Mapping[str, Any]]) -> str:

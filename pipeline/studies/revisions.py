@@ -174,7 +174,8 @@ def _timing(runs: Path, model: str) -> dict[str, float]:
         try:
             provenance = json.loads(path.read_bytes())
             if model and provenance["model"] == model:
-                return {name: float(provenance[name]) for name in ("seconds", "images_per_second")}
+                found = {name: float(provenance[name]) for name in ("seconds", "images_per_second")}
+                return {name: value for name, value in found.items() if value}  # a head that is solved trains on none
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}

@@ -51,7 +51,8 @@ def output(
         ]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
-        raise UserError(Fault(program, f"exit status {result.returncode}", kind, lines[-1], remedy=remedy))
+        reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1])  # Git adds a hint below
+        raise UserError(Fault(program, f"exit status {result.returncode}", kind, reason, remedy=remedy))
     return result.stdout
 
 

@@ -39,6 +39,11 @@ class Release:
     commit: str  # of Perennial
     tree: str  # Git's hash of the folder `pipeline` in that commit
 
+    @property
+    def name(self) -> str:
+        """The version and the commit: many commits have the same version."""
+        return f"Perennial {self.version} ({self.commit[:10]})"
+
 
 @dataclass(frozen=True)
 class Source:
