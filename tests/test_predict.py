@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from pipeline.answers import classify, gallery_page, last_model
-from pipeline.answers.gallery_page import Guess
+from pipeline.answers.answer import Answer
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.base.text import visible
@@ -236,9 +236,8 @@ def test_a_page_has_every_image_and_says_how_many_get_the_class_of_their_folder(
     shown = parsed(page.read_text())
     assert shown.one("p", class_="hero").text.startswith(f"{100 * right / 2:.1f}")
     assert [len(shot.all("img")) for shot in shown.all("figure", class_="shot")] == [1, 1, 1]
-    explained = Guess(
-        "a", str(tmp_path / "elsewhere/photo.png"), "a", 0.5, True, "", str(tmp_path / CLASSES[0] / "photo.png")
-    )
+    photo, heat_map = (str(tmp_path / name / "photo.png") for name in ("elsewhere", CLASSES[0]))
+    explained = Answer("a", photo, "a", "class", {"a": 0.5}, "", heat_map)
     assert len(parsed(gallery_page.page([explained], Params())).all("img")) == 2
     rows = {name: [*map(int, numbers)] for name, *numbers in shown.table("Answers of each class")}
     assert {name for name, numbers in rows.items() if numbers[0]} == {*answers.values()}

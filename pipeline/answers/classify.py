@@ -7,14 +7,15 @@ and a model.onnx does not need torch, whose import takes seconds.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.answers import last_model
+from pipeline.answers.answer import Answer, as_typed
 from pipeline.answers.last_model import DESCRIPTION, ONNX, WEIGHTS
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError, missing, raise_if_any
@@ -28,13 +29,12 @@ from pipeline.models.description import Description
 from pipeline.versioning import dvc_lock, integrity
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pipeline.evaluation.onnx_file import OnnxModel
+    from pipeline.evaluation.photos import LoadedImage
     from pipeline.models.exported import ExportedModel
-
-
-# path, class, its probability, what the limit says (answer), the probabilities of all classes in their order, and the
-# path of the picture, if one was asked for (heatmap)
-Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Request:
     coverage: float = 0  # of acceptance.limit; 0: that of the model
     min_side: int | None = None  # None: split.min_side
     heatmap: Path | None = None  # a folder for the pictures of heatmap.py
+    below: str = ""  # the folder in which the paths were typed (`command_line.parse`)
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -160,7 +161,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield photos.make_answer(image, model.classes, np.exp(log_probabilities), limit)
+        yield answer_for(image, model.classes, np.exp(log_probabilities), limit, request)
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -187,11 +188,22 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
         compute = partial(inference.image_logits, model, image.pixels, image.size, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
-        answer = photos.make_answer(image, model.classes, np.exp(log_probs), limit)
+        answer = answer_for(image, model.classes, np.exp(log_probs), limit, request)
         if request.heatmap and maps is not None:
-            picture = heatmap.picture(image, model.view, maps[model.classes.index(answer["class"])])
-            answer["heatmap"] = str(heatmap.save(picture, request.heatmap, image.path.stem))
+            picture = heatmap.picture(image, model.view, maps[model.classes.index(answer.prediction)])
+            saved = heatmap.save(picture, request.heatmap, image.path.stem)
+            answer = replace(answer, heatmap=as_typed(saved, request.below))
         yield answer
+
+
+def answer_for(
+    image: "LoadedImage", classes: Sequence[str], probabilities: "NDArray[np.float64]", limit: Limit, request: Request
+) -> Answer:
+    """The answer for one image, from the probabilities [classes]."""
+    by_class = dict(zip(classes, probabilities.tolist(), strict=True))
+    best, folder = max(by_class, key=by_class.__getitem__), image.path.absolute().parent.name
+    kind, label = acceptance.judge(by_class[best], limit), folder if folder in by_class else ""
+    return Answer(as_typed(image.path, request.below), str(image.path), best, kind, by_class, label)
 
 
 def size_limits(request: Request, config: Params) -> tuple[int, int]:

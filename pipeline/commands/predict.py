@@ -38,12 +38,13 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.answers import classify, gallery_page
-from pipeline.answers.classify import Answer, Request
-from pipeline.answers.gallery_page import Guess
+from pipeline.answers.answer import Answer, as_typed
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
@@ -57,45 +58,39 @@ MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"
 
 
-def predict(
-    request: Request, form: str = "text", top: int | None = None, below: str = "", html: Path | None = None
-) -> int:
+def predict(request: Request, form: str = "text", top: int | None = None, html: Path | None = None) -> int:
     """Print the answer for each image. Returns the number of files that are not images.
 
-    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `below`: the
-    folder in which the paths were typed (`command_line.parse`). `html`: the page. Raises UserError without a model.
+    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `html`: the
+    page. Raises UserError without a model.
     """
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
     if html and (html.suffix != ".html" or html.is_dir()):
-        raise UserError(
-            Fault("--html", as_typed(str(html), below), "value", allowed="a file whose name ends with .html")
-        )
+        name, allowed = as_typed(html, request.below), "a file whose name ends with .html"
+        raise UserError(Fault("--html", name, "value", allowed=allowed))
     config = params.load() if request.model is None else Params()
-    refusals, guesses = list[UserError](), list[Guess]()
-    answers = classify.answers(request, config, refusals)
+    refusals, answers = list[UserError](), list[Answer]()
     head, as_text = FORMS[form]
     try:
         sys.stdout.write(head)
-        for answer in with_progress(answers, request):
-            guesses.append(gallery_page.guess(answer, as_typed(answer["path"], below)))
-            for key in {"path", "heatmap"} & answer.keys():
-                answer[key] = as_typed(answer[key], below)
+        for answer in with_progress(classify.answers(request, config, refusals), request):
+            answers.append(replace(answer, probabilities=answer.most_likely(1)))  # all would fill the memory
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is of an output; a picture has a name
         error.filename = error.filename or "standard output"
         raise
-    if form == "text" and guesses and any(path.is_dir() for path in request.images):
-        counts = Counter(one.prediction if one.is_accepted else NONE for one in guesses)
+    if form == "text" and answers and any(path.is_dir() for path in request.images):
+        counts = Counter(one.prediction if one.is_accepted else NONE for one in answers)
         print(f"predict: {as_counts(counts)}", file=sys.stderr)
-        if right := gallery_page.share_right(guesses):
+        if right := gallery_page.share_right(answers):
             print(f"predict: {in_folders(right)}", file=sys.stderr)
     if html:
-        files.write_text(html, gallery_page.page(guesses, config))
-        print(f"predict: the page, for a browser: {as_typed(str(html), below)}", file=sys.stderr)
+        files.write_text(html, gallery_page.page(answers, config, request.below))
+        print(f"predict: the page, for a browser: {as_typed(html, request.below)}", file=sys.stderr)
     return len(refusals)
 
 
@@ -104,11 +99,6 @@ def in_folders(right: "Share") -> str:
     hits = round(right.count)
     interval = f"95 % interval: {right.low:.3f} to {right.high:.3f}"
     return f"in folders that are named like a class, {hits:,} of {right.images:,} images get this class ({interval})"
-
-
-def as_typed(path: str, below: str) -> str:
-    """A path as the person in the folder `below` has typed it: what `command_line.parse` has added is gone."""
-    return str(Path(path).relative_to(below)) if Path(path).is_relative_to(below) else path
 
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
@@ -131,22 +121,18 @@ def as_counts(classes: Counter[str]) -> str:
     return printable(f"{total:,} {'image' if total == 1 else 'images'}: {counts}{more}")
 
 
-def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
-    """The most likely classes with their probabilities, the first one first."""
-    return sorted(answer["probabilities"].items(), key=lambda item: -item[1])[:top]
-
-
 def as_line(answer: Answer, top: int | None) -> str:
     """One answer as a line: path, class, and probability with four decimals; with `top` more classes."""
-    text = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
-    return printable(f"{answer['path']}: {f'{NONE} ({text})' if answer['answer'] == 'none' else text}") + "\n"
+    text = ", ".join(f"{label} {chance:.4f}" for label, chance in answer.most_likely(top or 1).items())
+    return printable(f"{answer.path}: {text if answer.is_accepted else f'{NONE} ({text})'}") + "\n"
 
 
 def as_json(answer: Answer, top: int | None) -> str:
     """One answer as a line of JSON, with JSON's escapes where `printable` has Python's: it gives every name back."""
-    if top is not None:
-        answer = answer | {"probabilities": dict(most_likely(answer, top))}
-    text = json.dumps(answer, ensure_ascii=False)
+    known = {"path": answer.path, "class": answer.prediction, "probability": answer.probability, "answer": answer.kind}
+    chances = {"probabilities": answer.most_likely(top) if top else answer.probabilities}
+    picture = {"heatmap": answer.heatmap} if answer.heatmap else {}
+    text = json.dumps({**known, **chances, **picture}, ensure_ascii=False)
     if printable(text) != text:
         text = "".join(letter if printable(letter) == letter else json.dumps(letter)[1:-1] for letter in text)
     return text + "\n"
@@ -155,9 +141,9 @@ def as_json(answer: Answer, top: int | None) -> str:
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
-    pairs = enumerate(most_likely(answer, top or 1), start=1)
     csv.writer(rows, lineterminator="\n").writerows(
-        (printable(answer["path"]), rank, printable(label), chance, answer["answer"]) for rank, (label, chance) in pairs
+        (printable(answer.path), rank, printable(label), chance, answer.kind)
+        for rank, (label, chance) in enumerate(answer.most_likely(top or 1).items(), start=1)
     )
     return rows.getvalue()
 
@@ -183,6 +169,7 @@ def main(arguments: Namespace) -> int:
     heatmap = Path(arguments.heatmap) if arguments.heatmap else None
     html = Path(arguments.html) if arguments.html else None
     request = Request(
-        images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap
-    )
-    return 1 if predict(request, arguments.form, arguments.top, arguments.below, html) else 0
+        images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap,
+        arguments.below,
+    )  # fmt: skip
+    return 1 if predict(request, arguments.form, arguments.top, html) else 0

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,6 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
-from pipeline.evaluation import acceptance
-from pipeline.evaluation.acceptance import Limit
 from pipeline.models.description import View
 from pipeline.sources.layout import count_with_verb
 
@@ -117,18 +114,3 @@ def count_files(arguments: Sequence[Path]) -> int:
     return sum(
         sum(not path.is_dir() for path in argument.rglob("*")) if argument.is_dir() else 1 for argument in arguments
     )
-
-
-def make_answer(
-    image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64], limit: Limit
-) -> dict[str, Any]:
-    """The answer for one image (classify.Answer), from the probabilities [classes]."""
-    by_class = dict(zip(classes, probabilities.tolist(), strict=True))
-    best = max(by_class, key=by_class.__getitem__)
-    return {
-        "path": str(image.path),
-        "class": best,
-        "probability": by_class[best],
-        "answer": acceptance.judge(by_class[best], limit),
-        "probabilities": by_class,
-    }
