@@ -9,6 +9,7 @@ from playwright.sync_api import Browser
 
 from pipeline.answers import gallery_page
 from pipeline.answers.answer import Answer
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.reporting import rendering
@@ -46,7 +47,7 @@ def pages(reported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "folds": folds_page.page(test_folds_page.content(reported)),
         "sweep": test_sweep_page.PAGE,
         "compare": test_pair.page(),
-        "predict": gallery_page.page(ANSWERS, Params()),
+        "predict": gallery_page.page(ANSWERS, Params(), Request(()), {ANSWERS[0].file}),
     }
     for name, text in texts.items():
         files.write_text(folder / f"{name}.html", text)

@@ -19,12 +19,11 @@ class Answer:
     prediction: str  # the most likely class
     kind: Kind  # what the limit says
     probabilities: Mapping[str, float]  # of all classes, in their order
-    label: str  # the class that the image's folder is named like; empty if it is none
+    label: str  # its class in split.csv, or the class that its folder is named like; else empty
     heatmap: str = ""  # the file of its heat map, as `path`
 
     @property
     def probability(self) -> float:
-        """That of the most likely class."""
         return self.probabilities[self.prediction]
 
     @property
@@ -34,7 +33,6 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """Whether the image gets its label."""
         return self.is_accepted and self.prediction == self.label
 
     def most_likely(self, number: int) -> dict[str, float]:

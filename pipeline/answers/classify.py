@@ -7,9 +7,9 @@ and a model.onnx does not need torch, whose import takes seconds.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Request:
     """The images to classify, and the model and the device."""
 
-    images: tuple[Path, ...]
+    images: tuple[Path | str, ...]  # a text is an address, or `-` for standard input
     model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
@@ -49,6 +49,9 @@ class Request:
     min_side: int | None = None  # None: split.min_side
     heatmap: Path | None = None  # a folder for the pictures of heatmap.py
     below: str = ""  # the folder in which the paths were typed (`command_line.parse`)
+    folder: Path = Path()  # for images that are no files yet
+    split: str = ""  # its images of the project are classified, instead of others
+    labels: Mapping[str, str] = field(default_factory=dict)  # the file of an image → its class, as a person says
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -156,7 +159,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
 
     view = model.view
     limit = limit_of(model.acceptance, model, request)
-    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals):
+    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals, request.folder):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
@@ -184,7 +187,8 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = limit_of(acceptance.read(models), model, request)
     world = World(rank=0, local_rank=0, size=1, device=device)
-    for image in photos.load_images(request.images, model.view, *size_limits(request, config), refusals):
+    sizes = size_limits(request, config)
+    for image in photos.load_images(request.images, model.view, *sizes, refusals, request.folder):
         compute = partial(inference.image_logits, model, image.pixels, image.size, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
@@ -202,8 +206,9 @@ def answer_for(
     """The answer for one image, from the probabilities [classes]."""
     by_class = dict(zip(classes, probabilities.tolist(), strict=True))
     best, folder = max(by_class, key=by_class.__getitem__), image.path.absolute().parent.name
-    kind, label = acceptance.judge(by_class[best], limit), folder if folder in by_class else ""
-    return Answer(as_typed(image.path, request.below), str(image.path), best, kind, by_class, label)
+    label = request.labels.get(str(image.path), folder if folder in by_class else "")
+    name, kind = image.name or as_typed(image.path, request.below), acceptance.judge(by_class[best], limit)
+    return Answer(name, str(image.path), best, kind, by_class, label)
 
 
 def size_limits(request: Request, config: Params) -> tuple[int, int]:

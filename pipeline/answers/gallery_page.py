@@ -1,14 +1,15 @@
-"""The page of `predict --html`: every image with its answer; how many are right, where folders are named like classes.
+"""The page of `predict --html`: every image with its answer; how many are right, where the images have labels.
 
 Like classify.py, it imports no library at its top.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.answers.answer import Answer
+from pipeline.answers.classify import Request
 from pipeline.config.params import Params
 
 if TYPE_CHECKING:
@@ -17,31 +18,35 @@ if TYPE_CHECKING:
 MOST = 500  # images of each kind on the page
 
 
-def share_right(answers: Sequence[Answer]) -> "Share | None":
-    """The share of right answers, of the images in folders that are named like a class; None if there are none."""
+def share_right(answers: Sequence[Answer], without: Collection[str] = ()) -> "Share | None":
+    """The share of right answers, of the images with a label and not `without` these files; None if there are none."""
     from pipeline.evaluation import metrics
 
-    known = [one for one in answers if one.label]
+    known = [one for one in answers if one.label and one.file not in without]
     return metrics.share(sum(one.is_right for one in known), len(known)) if known else None
 
 
-def page(answers: Sequence[Answer], config: Params, below: str = "") -> str:
-    """The page as HTML. `below`: where the paths were typed. Raises UserError if an image is gone."""
+def page(answers: Sequence[Answer], config: Params, request: Request, used: Collection[str]) -> str:
+    """The page as HTML. `used`: files that the model was trained on. Raises UserError if an image is gone."""
     from pipeline.reporting import rendering, thumbnails
     from pipeline.reporting.gallery import Album, HeatMaps
     from pipeline.sources.originals import Originals
 
-    kinds = [(title, part[:MOST], len(part)) for title, part in _kinds(answers).items() if part]
+    parts = _kinds(answers)
+    kinds = [(title, part[:MOST], len(part)) for title, part in parts.items() if part]
     shown = [one for _, part, _ in kinds for one in part]
     paths = {one.file: False for one in shown}
     pictures = thumbnails.pictures(
         Originals(Path(), {}), paths, config.prepare.grey, config.run.decoding_threads, "page"
     )
-    maps = {one.path: thumbnails.of_picture(Path(below, one.heatmap)) for one in shown if one.heatmap}
+    maps = {one.path: thumbnails.of_picture(Path(request.below, one.heatmap)) for one in shown if one.heatmap}
     return rendering.page(
         "predict.html.jinja",
         images=len(answers),
         right=share_right(answers),
+        right_of_others=share_right(answers, used) if used else None,
+        used=sum(one.file in used for one in answers),
+        split=request.split,
         classes=_classes(answers),
         kinds=kinds,
         album=Album({one.path: pictures[one.file] for one in shown}, {}, HeatMaps(maps)),
@@ -52,17 +57,15 @@ def _kinds(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     """Title → images: the most confident mistakes first; of the others the least sure ones first."""
     unsure = sorted(answers, key=lambda one: one.probability)
     return {
-        "Another class than the folder's": [one for one in reversed(unsure) if one.label and not one.is_right],
+        "Another class than the label": [one for one in reversed(unsure) if one.label and not one.is_right],
         "None of the classes": [one for one in unsure if not (one.label or one.is_accepted)],
         "Answers": [one for one in unsure if one.is_accepted and not one.label],
-        "The class of the folder": [one for one in unsure if one.is_right],
+        "The class of the label": [one for one in unsure if one.is_right],
     }
 
 
 def _classes(answers: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
-    """Of each class the images that get the class, those in its folder, and those of them that are right."""
+    """Of each class the images that get the class, those with its label, and those of them that are right."""
     given = Counter(one.prediction for one in answers if one.is_accepted)
-    folders, right = (
-        Counter(one.label for one in part) for part in (answers, [one for one in answers if one.is_right])
-    )
-    return [(name, given[name], folders[name], right[name]) for name in sorted({*given, *folders} - {""})]
+    labels, right = (Counter(one.label for one in part) for part in (answers, [one for one in answers if one.is_right]))
+    return [(name, given[name], labels[name], right[name]) for name in sorted({*given, *labels} - {""})]

@@ -2,11 +2,14 @@
 
     perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
                       [--heatmap FOLDER] [--html FILE]
+    perennial predict --split val …
 
-IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
---json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
-(model.json). A file that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are
-no images by name and content are only counted. An image of a size that training excludes is refused, too.
+IMAGE is a file, a folder to look through, an address (https://…), or - for standard input. With --split, the images are
+the project's own of this part of data/split.csv, with the labels of this table. Prints one line `path: class
+probability` per image as it goes; with --json one JSON object per line, with --csv a table. An image is decoded,
+resized and cropped exactly as a test image (model.json). A file that is not an image is named on stderr, and the exit
+status is then 1. In a folder, files that are no images by name and content are only counted. An image of a size that
+training excludes is refused, too.
 
 An image whose highest probability is lower than that of 95 % of the validation images (evaluate.coverage, or
 --coverage) is none of the classes. This needs 20 validation images per class. Without them every image gets a class,
@@ -23,7 +26,8 @@ This needs model.safetensors, a network with global average pooling and a linear
 two images with the same name the second one gets a number (a.png, a-2.png); with --json each answer names its picture.
 
 --html FILE writes a page with every image and its answer, and with its heat map if those are asked for. Where folders
-are named like classes, the page and the last line say how many images get the class of their folder.
+are named like classes, and with --split, the page and the last lines say how many images get the right class. They also
+count the images that the model was trained on: those whose bytes are a train or val image of data/split.csv.
 
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
 the current folder can be any. Otherwise only the paths, split.max_pixels, split.min_side and train.threads are read
@@ -35,19 +39,21 @@ import csv
 import io
 import json
 import sys
+import tempfile
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.answers import classify, gallery_page
+from pipeline.answers import classify, gallery_page, own_images
 from pipeline.answers.answer import Answer, as_typed
 from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import visible
+from pipeline.base.text import is_no_path, visible
 from pipeline.config import params
 from pipeline.config.params import Params
 
@@ -70,7 +76,10 @@ def predict(request: Request, form: str = "text", top: int | None = None, html: 
     if html and (html.suffix != ".html" or html.is_dir()):
         name, allowed = as_typed(html, request.below), "a file whose name ends with .html"
         raise UserError(Fault("--html", name, "value", allowed=allowed))
-    config = params.load() if request.model is None else Params()
+    config = Params() if request.model and not request.split else params.load()
+    if request.split:
+        labels = own_images.of_split(request.split, config)
+        request = replace(request, images=tuple(map(Path, labels)), labels=labels)
     refusals, answers = list[UserError](), list[Answer]()
     head, as_text = FORMS[form]
     try:
@@ -83,22 +92,35 @@ def predict(request: Request, form: str = "text", top: int | None = None, html: 
     except OSError as error:  # an error of an image file is a UserError, so this is of an output; a picture has a name
         error.filename = error.filename or "standard output"
         raise
-    if form == "text" and answers and any(path.is_dir() for path in request.images):
-        counts = Counter(one.prediction if one.is_accepted else NONE for one in answers)
-        print(f"predict: {as_counts(counts)}", file=sys.stderr)
-        if right := gallery_page.share_right(answers):
-            print(f"predict: {in_folders(right)}", file=sys.stderr)
+    has_folder = request.split or any(isinstance(path, Path) and path.is_dir() for path in request.images)
+    is_counted = form == "text" and answers and has_folder
+    asked = [one.file for one in answers] if request.model is None or request.split else []  # else not this project's
+    used = own_images.known(asked, ("train", "val"), config) if is_counted or html else set()
+    if is_counted:
+        print(*(f"predict: {line}" for line in last_lines(answers, used, request)), sep="\n", file=sys.stderr)
     if html:
-        files.write_text(html, gallery_page.page(answers, config, request.below))
+        files.write_text(html, gallery_page.page(answers, config, request, used))
         print(f"predict: the page, for a browser: {as_typed(html, request.below)}", file=sys.stderr)
     return len(refusals)
 
 
-def in_folders(right: "Share") -> str:
-    """How many images get the class that their folder is named like."""
-    hits = round(right.count)
-    interval = f"95 % interval: {right.low:.3f} to {right.high:.3f}"
-    return f"in folders that are named like a class, {hits:,} of {right.images:,} images get this class ({interval})"
+def last_lines(answers: Sequence[Answer], used: Collection[str], request: Request) -> Iterator[str]:
+    """How many images got each class, how many get the right one, and how many were `used` in training."""
+    yield as_counts(Counter(one.prediction if one.is_accepted else NONE for one in answers))
+    if right := gallery_page.share_right(answers):
+        where = f"of split {request.split}" if request.split else "in folders that are named like a class"
+        yield as_share(where, right)
+    if used:
+        count = f"{sum(one.file in used for one in answers):,} of {len(answers):,} images were used in training"
+        yield f"{count}; the share of right answers is too high" if right else count
+    if used and (others := gallery_page.share_right(answers, used)):
+        yield as_share("of the images that were not used in training", others)
+
+
+def as_share(of: str, right: "Share") -> str:
+    """How many images get the right class."""
+    count = f"{round(right.count):,} of {right.images:,} images get the right class"
+    return f"{of}, {count} (95 % interval: {right.low:.3f} to {right.high:.3f})"
 
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
@@ -164,12 +186,14 @@ def printable(text: str) -> str:
 
 
 def main(arguments: Namespace) -> int:
-    images = tuple(map(Path, arguments.images))
+    images = tuple(image if is_no_path(image) else Path(image) for image in arguments.images)
     model = Path(arguments.model) if arguments.model else None
     heatmap = Path(arguments.heatmap) if arguments.heatmap else None
     html = Path(arguments.html) if arguments.html else None
-    request = Request(
-        images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap,
-        arguments.below,
-    )  # fmt: skip
-    return 1 if predict(request, arguments.form, arguments.top, html) else 0
+    has_others = any(map(is_no_path, arguments.images))
+    with tempfile.TemporaryDirectory() if has_others else nullcontext("") as folder:
+        request = Request(
+            images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap,
+            arguments.below, Path(folder), arguments.split,
+        )  # fmt: skip
+        return 1 if predict(request, arguments.form, arguments.top, html) else 0
