@@ -89,6 +89,7 @@ def predict(parser: Parser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
     what = "write pictures into a new or an empty folder: which places of an image speak for its class"
     parser.add_argument("--heatmap", metavar="FOLDER", help=what)
+    parser.add_argument("--next", type=positive, default=0, metavar="N", help="say which N images to label next")
     parser.add_argument("--html", metavar="FILE", help="write a page with every image and its answer, for a browser")
     as_form(parser, json="one JSON object per line, with all classes", csv="path,rank,class,probability,answer")
 

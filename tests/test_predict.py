@@ -314,6 +314,22 @@ def test_images_that_were_trained_on_are_counted_apart(
     assert ["1 of 2 images were used" in text, "Of the 1 others" in text] == [True, True]
 
 
+def test_the_photos_to_label_next_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So many paths of a folder, the same in every form; the page has these images in this order."""
+    for number in range(6):
+        draw(tmp_path / f"new/{number}.png", (50 + 20 * number, 40))
+    said, page = {}, tmp_path / "next.html"
+    for form in ("text", "json", "csv"):
+        assert predict.predict(classify.Request((tmp_path / "new",), next=4), form, html=page) == 0
+        said[form] = capsys.readouterr().out
+    paths = said["text"].splitlines()
+    assert len({*paths}) == 4
+    assert [json.loads(line)["path"] for line in said["json"].splitlines()] == paths
+    assert [row["path"] for row in csv.DictReader(said["csv"].splitlines())] == paths
+    shots = [shot.one("img").attributes["alt"] for shot in parsed(page.read_text()).all("figure", class_="shot")]
+    assert [path in alt for path, alt in zip(paths, shots, strict=True)] == [True] * 4
+
+
 def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:
     """The answers go to a file, the terminal shows the progress."""
     main, terminal = pty.openpty()

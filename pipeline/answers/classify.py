@@ -52,6 +52,7 @@ class Request:
     folder: Path = Path()  # for images that are no files yet
     split: str = ""  # its images of the project are classified, instead of others
     labels: Mapping[str, str] = field(default_factory=dict)  # the file of an image → its class, as a person says
+    next: int = 0  # so many images are chosen to be labelled next; 0: every image is answered
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:

@@ -32,7 +32,7 @@ def page(answers: Sequence[Answer], config: Params, request: Request, used: Coll
     from pipeline.reporting.gallery import Album, HeatMaps
     from pipeline.sources.originals import Originals
 
-    parts = _kinds(answers)
+    parts = {"To label next, in this order": answers} if request.next else _kinds(answers)
     kinds = [(title, part[:MOST], len(part)) for title, part in parts.items() if part]
     shown = [one for _, part, _ in kinds for one in part]
     paths = {one.file: False for one in shown}

@@ -1,7 +1,7 @@
 """Classify images with the exported model.
 
     perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
-                      [--heatmap FOLDER] [--html FILE]
+                      [--heatmap FOLDER] [--html FILE] [--next N]
     perennial predict --split val …
 
 IMAGE is a file, a folder to look through, an address (https://…), or - for standard input. With --split, the images are
@@ -29,6 +29,10 @@ two images with the same name the second one gets a number (a.png, a-2.png); wit
 are named like classes, and with --split, the page and the last lines say how many images get the right class. They also
 count the images that the model was trained on: those whose bytes are a train or val image of data/split.csv.
 
+--next N prints the paths of the N images that should be labelled next, the first one first: those that the model is
+unsure of, and that differ from each other (answers/next_photos.py). Images that data/split.csv has are left out. With
+--json or --csv these images are answered, with their two most likely classes.
+
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
 the current folder can be any. Otherwise only the paths, split.max_pixels, split.min_side and train.threads are read
 from it. They are not checked against this machine: it may predict where it could not train. A model.onnx is computed by
@@ -48,7 +52,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.answers import classify, gallery_page, own_images
+from pipeline.answers import classify, gallery_page, next_photos, own_images
 from pipeline.answers.answer import Answer, as_typed
 from pipeline.answers.classify import Request
 from pipeline.base import files
@@ -81,10 +85,11 @@ def predict(request: Request, form: str = "text", top: int | None = None, html: 
         labels = own_images.of_split(request.split, config)
         request = replace(request, images=tuple(map(Path, labels)), labels=labels)
     refusals, answers = list[UserError](), list[Answer]()
-    head, as_text = FORMS[form]
+    head, as_text = FORMS["paths" if request.next and form == "text" else form]
     try:
         sys.stdout.write(head)
-        for answer in with_progress(classify.answers(request, config, refusals), request):
+        computed: Iterable[Answer] = with_progress(classify.answers(request, config, refusals), request)
+        for answer in next_photos.to_label(computed, request.next, config) if request.next else computed:
             answers.append(replace(answer, probabilities=answer.most_likely(1)))  # all would fill the memory
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
@@ -125,7 +130,7 @@ def as_share(of: str, right: "Share") -> str:
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
     """The answers, with a progress bar on stderr if a person sees it and does not see the answers."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+    if not sys.stderr.isatty() or (sys.stdout.isatty() and not request.next):
         yield from answers
         return
     from tqdm import tqdm
@@ -175,6 +180,7 @@ FORMS: dict[str, tuple[str, Callable[[Answer, int | None], str]]] = {
     "text": ("", as_line),
     "json": ("", as_json),
     "csv": ("path,rank,class,probability,answer\n", as_csv),
+    "paths": ("", lambda answer, _: f"{printable(answer.path)}\n"),
 }
 
 
@@ -194,6 +200,6 @@ def main(arguments: Namespace) -> int:
     with tempfile.TemporaryDirectory() if has_others else nullcontext("") as folder:
         request = Request(
             images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap,
-            arguments.below, Path(folder), arguments.split,
+            arguments.below, Path(folder), arguments.split, next=arguments.next,
         )  # fmt: skip
         return 1 if predict(request, arguments.form, arguments.top, html) else 0
