@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.text import coverage, did_you_mean, part, positive, share
+from pipeline.base.text import coverage, did_you_mean, from_below, part, positive, share
 
 PROGRAM = "perennial"
 HELP = {"-h", "--help"}
@@ -74,7 +74,9 @@ def plan(parser: Parser) -> None:
 
 
 def predict(parser: Parser) -> None:
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image, or a folder to look through")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("images", nargs="*", default=(), metavar="IMAGE", help="a file, folder, address, or - for stdin")
+    asked.add_argument("--split", choices=("train", "val", "test"), default="", help="the project's own images of it")
     parser.add_argument(
         "--model", metavar="PATH", help="a folder with model.json, a model.safetensors or a model.onnx; then no "
         "params.yaml is read (default: the folder of params.yaml)",
@@ -88,10 +90,9 @@ def predict(parser: Parser) -> None:
         "accepted, 0.5 to 0.999; the others are none of the classes (default: evaluate.coverage of the model)",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
-    parser.add_argument(
-        "--heatmap", metavar="FOLDER", help="write a picture for each image into a new or empty folder: which places "
-        "speak for its class (of a network with global average pooling, from model.safetensors)",
-    )  # fmt: skip
+    what = "write pictures into a new or an empty folder: which places of an image speak for its class"
+    parser.add_argument("--heatmap", metavar="FOLDER", help=what)
+    parser.add_argument("--next", type=positive, default=0, metavar="N", help="say which N images to label next")
     parser.add_argument("--html", metavar="FILE", help="write a page with every image and its answer, for a browser")
     as_form(parser, json="one JSON object per line, with all classes", csv="path,rank,class,probability,answer")
 
@@ -285,8 +286,8 @@ def parse(name: str, words: Sequence[str], below: str = "") -> argparse.Namespac
     for action in parser._actions if below else ():
         value = getattr(arguments, action.dest, None)
         if action.metavar in PATHS and value and not (action.dest == "photos" and value.startswith(NO_PATH)):
-            paths = str(Path(below, value)) if isinstance(value, str) else [str(Path(below, path)) for path in value]
-            setattr(arguments, action.dest, paths)  # `..` stays in it: the folder before it may be a link
+            paths = from_below(value, below) if isinstance(value, str) else [from_below(path, below) for path in value]
+            setattr(arguments, action.dest, paths)
     if name == "verify" and arguments.what not in (None, *words[:1]):
         parser.error(f"options of {arguments.what} come after this word")
     return arguments

@@ -17,9 +17,13 @@ from pipeline.base.errors import UserError
 from pipeline.commands import compare
 from pipeline.commands.continue_from import fetch
 from pipeline.config import params
+from pipeline.config.params import Params
 from pipeline.evaluation import figures
-from pipeline.studies import revisions
+from pipeline.reporting.gallery import Album
+from pipeline.sources import originals
+from pipeline.studies import revisions, study
 from pipeline.studies.revisions import Revision
+from pipeline.studies.workcopy import WorkCopy
 from tests.conftest import PHOTOS, PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import parsed
@@ -54,6 +58,22 @@ def test_only_changed_params_are_shown_and_accuracies_have_the_interval_of_their
     table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
     assert table[1] == "|---|---|---|---|---|---|---|"
     assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
+
+
+def test_a_photo_of_a_revision_may_be_gone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then it has no picture, where a study refuses. Without any photo a line says why."""
+    config = Params()
+    assert compare.album(config, ["a.jpg"]).pictures == {}
+    shutil.copy(next(PHOTOS.rglob("*.jpg")), "a.jpg")
+    Path("data/images").mkdir(parents=True)
+    Path("a.jpg").rename("data/images/a.jpg")
+    assert set(compare.album(config, ["a.jpg", "gone.jpg"]).pictures) == {"a.jpg"}
+    assert capsys.readouterr().err == ""
+    with refuses(("data/images/gone.jpg", "missing")):
+        study.album(WorkCopy(Path(), config), ["gone.jpg"])
+    originals.write_manifest(Path("data/images"), Path("data/images"), 1)
+    assert compare.album(config, ["a.jpg"]) == Album({}, {})
+    assert capsys.readouterr().err.startswith("compare: ")
 
 
 def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:

@@ -39,7 +39,7 @@ def test_predict_gives_a_photo_one_answer(with_onnx: Path) -> None:
 
         def probabilities(*paths: Path, model: Path = Path(config.paths.models) / file) -> list[tuple[str, object]]:
             answers = classify.answers(Request(paths, model), config, refusals)
-            return [(answer["path"], answer["probabilities"]) for answer in answers]
+            return [(answer.path, answer.probabilities) for answer in answers]
 
         alone = dict(answer for photo in photos for answer in probabilities(photo))
         assert len(alone) == 9

@@ -8,7 +8,8 @@ from jinja2 import UndefinedError
 from playwright.sync_api import Browser
 
 from pipeline.answers import gallery_page
-from pipeline.answers.gallery_page import Guess
+from pipeline.answers.answer import Answer
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.reporting import rendering
@@ -28,10 +29,10 @@ PAGES = {
 }  # page → it has more texts than so many
 BESIDE = {"report": [("classes", "confusion"), ("settings", "environment")]}  # parts that share a row of a desktop
 FOLDED = {"report": 1, "folds": 2, "sweep": 0, "compare": 0, "predict": 0}  # page → its folded parts
-GUESSES = [
-    Guess(f"{name}/{k}", str(photo), (name, "daisy")[k % 2], k / 10, k % 3 > 0, ("", "daisy")[k % 2])
-    for name in [test_pair.HOSTILE]
+ANSWERS = [
+    Answer(f"{test_pair.HOSTILE}/{k}", str(photo), best, "class" if k % 3 else "none", {best: k / 10}, label)
     for k, photo in enumerate(sorted(PHOTOS.rglob("*.jpg"))[:8])
+    for best, label in [((test_pair.HOSTILE, ""), ("daisy", "daisy"))[k % 2]]
 ]
 BOX = "(element) => element.getBoundingClientRect().toJSON()"
 every_page = pytest.mark.parametrize("name", PAGES)
@@ -46,7 +47,7 @@ def pages(reported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "folds": folds_page.page(test_folds_page.content(reported)),
         "sweep": test_sweep_page.PAGE,
         "compare": test_pair.page(),
-        "predict": gallery_page.page(GUESSES, Params()),
+        "predict": gallery_page.page(ANSWERS, Params(), Request(()), {ANSWERS[0].file}),
     }
     for name, text in texts.items():
         files.write_text(folder / f"{name}.html", text)

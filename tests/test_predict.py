@@ -18,15 +18,17 @@ import pytest
 from PIL import Image
 
 from pipeline.answers import classify, gallery_page, last_model
-from pipeline.answers.gallery_page import Guess
+from pipeline.answers.answer import Answer
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.base.text import visible
 from pipeline.checks import machine
+from pipeline.command_line import parse
 from pipeline.commands import predict
 from pipeline.config.params import Params, Split
 from pipeline.evaluation import onnx_file
 from pipeline.models import description
+from pipeline.sources import fetch
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import write_params
 from tests.helpers import starts
@@ -35,6 +37,7 @@ from tests.helpers.evaluations import CLASSES
 from tests.helpers.pages import parsed
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
+from tests.helpers.sources import NO_WAITS, reply, server
 
 
 @pytest.fixture(scope="module")
@@ -236,15 +239,95 @@ def test_a_page_has_every_image_and_says_how_many_get_the_class_of_their_folder(
     shown = parsed(page.read_text())
     assert shown.one("p", class_="hero").text.startswith(f"{100 * right / 2:.1f}")
     assert [len(shot.all("img")) for shot in shown.all("figure", class_="shot")] == [1, 1, 1]
-    explained = Guess(
-        "a", str(tmp_path / "elsewhere/photo.png"), "a", 0.5, True, "", str(tmp_path / CLASSES[0] / "photo.png")
-    )
-    assert len(parsed(gallery_page.page([explained], Params())).all("img")) == 2
+    photo, heat_map = (str(tmp_path / name / "photo.png") for name in ("elsewhere", CLASSES[0]))
+    explained = Answer("a", photo, "a", "class", {"a": 0.5}, "", heat_map)
+    assert len(parsed(gallery_page.page([explained], Params(), request, set())).all("img")) == 2
     rows = {name: [*map(int, numbers)] for name, *numbers in shown.table("Answers of each class")}
     assert {name for name, numbers in rows.items() if numbers[0]} == {*answers.values()}
     assert [sum(numbers) for numbers in zip(*rows.values(), strict=True)] == [3, 2, right]
     with refuses(("--html", "value")):
         predict.predict(request, html=tmp_path / "page")
+
+
+def test_an_address_and_standard_input_are_images(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have the answer of the file, under the name that was typed. What is no image is named without its query."""
+    draw(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    bodies = {"/b.png?size=9": content, "/page.png?token=w0rd": b"<html>"}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
+    with server(lambda asked, _: reply(asked, bodies.get(asked.path, b""), 200 if asked.path in bodies else 404)) as (
+        url, _,
+    ):  # fmt: skip
+        top = url.removesuffix("/photos.tgz")
+        names = (f"{tmp_path}/a.png", f"{top}/b.png?size=9", "-", f"{top}/page.png?token=w0rd", f"{top}/gone.png")
+        page = tmp_path / "page.html"
+        words = ["--model", "model.onnx", "--csv", "--html", f"{page}", *names]
+        assert predict.main(parse("predict", words, below="models")) == 1
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(said.out.splitlines()))
+    assert [row["path"] for row in rows] == [*names[:3]]
+    assert len({row["probability"] for row in rows}) == 1
+    assert f"predict: {top}/page.png?…: " in said.err
+    assert "w0rd" not in said.err
+    assert f"predict: IMAGE: {top}/gone.png: " in said.err
+    assert len(parsed(page.read_text()).all("img")) == 3
+
+
+def test_the_projects_own_images_are_named_by_their_split(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their labels are those of split.csv, whatever their folder is named like."""
+    for name in ("models", "params.yaml", "data/images"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(folder / name)
+    rows = [row | {"class": "tulip"} for row in files.read_csv(folder / "data/split.csv")]
+    files.write_csv(tmp_path / "data/split.csv", list(rows[0]), [[*row.values()] for row in rows])
+    monkeypatch.chdir(tmp_path)
+    for split, number in ("test", 23), ("train", 10):
+        assert predict.predict(classify.Request((), split=split)) == 0
+        said = capsys.readouterr()
+        paths = [f"data/images/{row['path']}" for row in rows if row["split"] == split]
+        assert [line.rpartition(": ")[0] for line in said.out.splitlines()] == paths
+        right = sum(": tulip " in line for line in said.out.splitlines())
+        assert f"of split {split}, {right} of {number} images" in said.err
+        assert ("10 of 10 images were used" in said.err) == (split == "train")
+    with refuses(("--split", "missing")):
+        predict.predict(classify.Request((), split="val"))
+
+
+def test_images_that_were_trained_on_are_counted_apart(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under any name, on stderr and on the page; the others have a share of their own."""
+    kinds = {row["split"]: row["path"] for row in files.read_csv(Path("data/split.csv"))}
+    for split in ("train", "test"):
+        (tmp_path / CLASSES[0]).mkdir(exist_ok=True)
+        shutil.copy(Path("data/images", kinds[split]), tmp_path / CLASSES[0] / f"{split}.png")
+    page = tmp_path / "page.html"
+    assert predict.predict(classify.Request((tmp_path,)), html=page) == 0
+    said = capsys.readouterr().err
+    assert ["1 of 2 images were used" in said, "not used in training" in said] == [True, True]
+    text = " ".join(parsed(page.read_text()).one("section", id="classes").text.split())
+    assert ["1 of 2 images were used" in text, "Of the 1 others" in text] == [True, True]
+
+
+def test_the_photos_to_label_next_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So many paths of a folder, the same in every form; the page has these images in this order."""
+    for number in range(6):
+        draw(tmp_path / f"new/{number}.png", (50 + 20 * number, 40))
+    said, page = {}, tmp_path / "next.html"
+    for form in ("text", "json", "csv"):
+        assert predict.predict(classify.Request((tmp_path / "new",), next=4), form, html=page) == 0
+        said[form] = capsys.readouterr().out
+    paths = said["text"].splitlines()
+    assert len({*paths}) == 4
+    assert [json.loads(line)["path"] for line in said["json"].splitlines()] == paths
+    assert [row["path"] for row in csv.DictReader(said["csv"].splitlines())] == paths
+    shots = [shot.one("img").attributes["alt"] for shot in parsed(page.read_text()).all("figure", class_="shot")]
+    assert [path in alt for path, alt in zip(paths, shots, strict=True)] == [True] * 4
 
 
 def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:

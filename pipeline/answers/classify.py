@@ -7,14 +7,15 @@ and a model.onnx does not need torch, whose import takes seconds.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.answers import last_model
+from pipeline.answers.answer import Answer, as_typed
 from pipeline.answers.last_model import DESCRIPTION, ONNX, WEIGHTS
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError, missing, raise_if_any
@@ -28,26 +29,30 @@ from pipeline.models.description import Description
 from pipeline.versioning import dvc_lock, integrity
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pipeline.evaluation.onnx_file import OnnxModel
+    from pipeline.evaluation.photos import LoadedImage
     from pipeline.models.exported import ExportedModel
-
-
-# path, class, its probability, what the limit says (answer), the probabilities of all classes in their order, and the
-# path of the picture, if one was asked for (heatmap)
-Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
     """The images to classify, and the model and the device."""
 
-    images: tuple[Path, ...]
+    images: tuple[Path | str, ...]  # a text is an address, or `-` for standard input
     model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
     coverage: float = 0  # of acceptance.limit; 0: that of the model
     min_side: int | None = None  # None: split.min_side
     heatmap: Path | None = None  # a folder for the pictures of heatmap.py
+    below: str = ""  # the folder in which the paths were typed (`command_line.parse`)
+    folder: Path = Path()  # for images that are no files yet
+    split: str = ""  # its images of the project are classified, instead of others
+    labels: Mapping[str, str] = field(default_factory=dict)  # the file of an image → its class, as a person says
+    next: int = 0  # so many images are chosen to be labelled next; 0: every image is answered
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -155,12 +160,12 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
 
     view = model.view
     limit = limit_of(model.acceptance, model, request)
-    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals):
+    for image in photos.load_images(request.images, view, *size_limits(request, config), refusals, request.folder):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield photos.make_answer(image, model.classes, np.exp(log_probabilities), limit)
+        yield answer_for(image, model.classes, np.exp(log_probabilities), limit, request)
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -183,15 +188,28 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = limit_of(acceptance.read(models), model, request)
     world = World(rank=0, local_rank=0, size=1, device=device)
-    for image in photos.load_images(request.images, model.view, *size_limits(request, config), refusals):
+    sizes = size_limits(request, config)
+    for image in photos.load_images(request.images, model.view, *sizes, refusals, request.folder):
         compute = partial(inference.image_logits, model, image.pixels, image.size, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
         (log_probs,) = inference.log_probabilities(logits)
-        answer = photos.make_answer(image, model.classes, np.exp(log_probs), limit)
+        answer = answer_for(image, model.classes, np.exp(log_probs), limit, request)
         if request.heatmap and maps is not None:
-            picture = heatmap.picture(image, model.view, maps[model.classes.index(answer["class"])])
-            answer["heatmap"] = str(heatmap.save(picture, request.heatmap, image.path.stem))
+            picture = heatmap.picture(image, model.view, maps[model.classes.index(answer.prediction)])
+            saved = heatmap.save(picture, request.heatmap, image.path.stem)
+            answer = replace(answer, heatmap=as_typed(saved, request.below))
         yield answer
+
+
+def answer_for(
+    image: "LoadedImage", classes: Sequence[str], probabilities: "NDArray[np.float64]", limit: Limit, request: Request
+) -> Answer:
+    """The answer for one image, from the probabilities [classes]."""
+    by_class = dict(zip(classes, probabilities.tolist(), strict=True))
+    best, folder = max(by_class, key=by_class.__getitem__), image.path.absolute().parent.name
+    label = request.labels.get(str(image.path), folder if folder in by_class else "")
+    name, kind = image.name or as_typed(image.path, request.below), acceptance.judge(by_class[best], limit)
+    return Answer(name, str(image.path), best, kind, by_class, label)
 
 
 def size_limits(request: Request, config: Params) -> tuple[int, int]:

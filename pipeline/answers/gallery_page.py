@@ -1,14 +1,15 @@
-"""The page of `predict --html`: every image with its answer; how many are right, where folders are named like classes.
+"""The page of `predict --html`: every image with its answer; how many are right, where the images have labels.
 
 Like classify.py, it imports no library at its top.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pipeline.answers.answer import Answer
+from pipeline.answers.classify import Request
 from pipeline.config.params import Params
 
 if TYPE_CHECKING:
@@ -17,79 +18,54 @@ if TYPE_CHECKING:
 MOST = 500  # images of each kind on the page
 
 
-@dataclass(frozen=True)
-class Guess:
-    """An answer of classify.py, as the page and the last line have it."""
-
-    path: str  # as it was typed
-    file: str  # from the current folder
-    prediction: str  # the most likely class
-    probability: float
-    is_accepted: bool  # it is not none of the classes
-    label: str  # the class that the image's folder is named like; empty if it is none
-    heatmap: str = ""  # the file of its heat map
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the image gets the class of its folder."""
-        return self.is_accepted and self.prediction == self.label
-
-
-def guess(answer: Mapping[str, Any], typed: str) -> Guess:
-    """An answer with the name of its image as it was typed."""
-    folder, best = Path(answer["path"]).absolute().parent.name, answer["class"]
-    label = folder if folder in answer["probabilities"] else ""
-    is_accepted = answer["answer"] != "none"
-    chance = answer["probabilities"][best]
-    return Guess(typed, answer["path"], best, chance, is_accepted, label, answer.get("heatmap", ""))
-
-
-def share_right(guesses: Sequence[Guess]) -> "Share | None":
-    """The share of right answers, of the images in folders that are named like a class; None if there are none."""
+def share_right(answers: Sequence[Answer], without: Collection[str] = ()) -> "Share | None":
+    """The share of right answers, of the images with a label and not `without` these files; None if there are none."""
     from pipeline.evaluation import metrics
 
-    known = [one for one in guesses if one.label]
+    known = [one for one in answers if one.label and one.file not in without]
     return metrics.share(sum(one.is_right for one in known), len(known)) if known else None
 
 
-def page(guesses: Sequence[Guess], config: Params) -> str:
-    """The page as HTML. Raises UserError if an image is gone."""
+def page(answers: Sequence[Answer], config: Params, request: Request, used: Collection[str]) -> str:
+    """The page as HTML. `used`: files that the model was trained on. Raises UserError if an image is gone."""
     from pipeline.reporting import rendering, thumbnails
     from pipeline.reporting.gallery import Album, HeatMaps
     from pipeline.sources.originals import Originals
 
-    kinds = [(title, part[:MOST], len(part)) for title, part in _kinds(guesses).items() if part]
+    parts = {"To label next, in this order": answers} if request.next else _kinds(answers)
+    kinds = [(title, part[:MOST], len(part)) for title, part in parts.items() if part]
     shown = [one for _, part, _ in kinds for one in part]
     paths = {one.file: False for one in shown}
     pictures = thumbnails.pictures(
         Originals(Path(), {}), paths, config.prepare.grey, config.run.decoding_threads, "page"
     )
-    maps = {one.path: thumbnails.of_picture(Path(one.heatmap)) for one in shown if one.heatmap}
+    maps = {one.path: thumbnails.of_picture(Path(request.below, one.heatmap)) for one in shown if one.heatmap}
     return rendering.page(
         "predict.html.jinja",
-        images=len(guesses),
-        right=share_right(guesses),
-        classes=_classes(guesses),
+        images=len(answers),
+        right=share_right(answers),
+        right_of_others=share_right(answers, used) if used else None,
+        used=sum(one.file in used for one in answers),
+        split=request.split,
+        classes=_classes(answers),
         kinds=kinds,
         album=Album({one.path: pictures[one.file] for one in shown}, {}, HeatMaps(maps)),
     )
 
 
-def _kinds(guesses: Sequence[Guess]) -> dict[str, list[Guess]]:
+def _kinds(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     """Title → images: the most confident mistakes first; of the others the least sure ones first."""
-    unsure = sorted(guesses, key=lambda one: one.probability)
+    unsure = sorted(answers, key=lambda one: one.probability)
     return {
-        "Another class than the folder's": [one for one in reversed(unsure) if one.label and not one.is_right],
+        "Another class than the label": [one for one in reversed(unsure) if one.label and not one.is_right],
         "None of the classes": [one for one in unsure if not (one.label or one.is_accepted)],
         "Answers": [one for one in unsure if one.is_accepted and not one.label],
-        "The class of the folder": [one for one in unsure if one.is_right],
+        "The class of the label": [one for one in unsure if one.is_right],
     }
 
 
-def _classes(guesses: Sequence[Guess]) -> list[tuple[str, int, int, int]]:
-    """Of each class the images that get the class, those in its folder, and those of them that are right."""
-    given = Counter(one.prediction for one in guesses if one.is_accepted)
-    folders, right = (
-        Counter(one.label for one in part) for part in (guesses, [one for one in guesses if one.is_right])
-    )
-    return [(name, given[name], folders[name], right[name]) for name in sorted({*given, *folders} - {""})]
+def _classes(answers: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
+    """Of each class the images that get the class, those with its label, and those of them that are right."""
+    given = Counter(one.prediction for one in answers if one.is_accepted)
+    labels, right = (Counter(one.label for one in part) for part in (answers, [one for one in answers if one.is_right]))
+    return [(name, given[name], labels[name], right[name]) for name in sorted({*given, *labels} - {""})]

@@ -3,6 +3,7 @@
 import unicodedata
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from pathlib import Path
 
 # Categories of Unicode that change a terminal or a page instead of showing a letter: control and format characters
 # (escape sequences, U+202E), bytes that are no UTF-8, and breaks of a line or paragraph. A letter that this Python does
@@ -20,6 +21,16 @@ def visible(text: str) -> str:
         ascii(letter)[1:-1] if unicodedata.category(letter) in CONTROL and letter not in JOINERS else letter
         for letter in text
     )
+
+
+def is_no_path(word: str) -> bool:
+    """Whether the word for an image is an address of the web, or `-`, the standard input."""
+    return word == "-" or word.startswith(("http://", "https://"))
+
+
+def from_below(word: str, below: str) -> str:
+    """The path of a word that was typed in the folder `below`; `..` stays in it: the folder before may be a link."""
+    return word if is_no_path(word) else str(Path(below, word))
 
 
 def did_you_mean(names: Sequence[str]) -> str:

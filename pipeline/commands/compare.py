@@ -24,14 +24,13 @@ from pipeline.base.errors import UserError, without_secrets
 from pipeline.base.text import display_width, in_words, pad
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.data import credits
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import Comparison
 from pipeline.reporting.gallery import Album
-from pipeline.sources import originals
 from pipeline.studies import pair, revisions
 from pipeline.studies.revisions import Revision, Table
+from pipeline.studies.workcopy import WorkCopy
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
 WIDTH = 110
@@ -229,17 +228,13 @@ def compare_two(
 
 def album(config: Params, paths: Iterable[str]) -> Album:
     """The pictures of these images, and who took them. An image of a revision may be gone, or another one here."""
-    from pipeline.reporting import thumbnails  # imports what decodes images, which takes a second
+    from pipeline.studies import study  # imports what decodes images, which takes a second
 
-    folder = Path(config.paths.images)
     try:
-        source = originals.locate(folder, Path(config.paths.inbox))
-        here = {path: False for path in paths if (source.root / path).is_file()}
-        pictures = thumbnails.pictures(source, here, config.prepare.grey, config.run.decoding_threads, "compare")
+        return study.album(WorkCopy(Path(), config), paths, "compare", needed=False)
     except UserError as error:
         print(f"compare: the page has no pictures: {error}", file=sys.stderr)
         return Album({}, {})
-    return Album(pictures, credits.credits(folder / originals.LICENSE))
 
 
 def as_json(all_of: Sequence[Revision], two: Verdict | None) -> str:

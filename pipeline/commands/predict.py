@@ -1,12 +1,15 @@
 """Classify images with the exported model.
 
     perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
-                      [--heatmap FOLDER] [--html FILE]
+                      [--heatmap FOLDER] [--html FILE] [--next N]
+    perennial predict --split val …
 
-IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
---json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
-(model.json). A file that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are
-no images by name and content are only counted. An image of a size that training excludes is refused, too.
+IMAGE is a file, a folder to look through, an address (https://…), or - for standard input. With --split, the images are
+the project's own of this part of data/split.csv, with the labels of this table. Prints one line `path: class
+probability` per image as it goes; with --json one JSON object per line, with --csv a table. An image is decoded,
+resized and cropped exactly as a test image (model.json). A file that is not an image is named on stderr, and the exit
+status is then 1. In a folder, files that are no images by name and content are only counted. An image of a size that
+training excludes is refused, too.
 
 An image whose highest probability is lower than that of 95 % of the validation images (evaluate.coverage, or
 --coverage) is none of the classes. This needs 20 validation images per class. Without them every image gets a class,
@@ -23,7 +26,12 @@ This needs model.safetensors, a network with global average pooling and a linear
 two images with the same name the second one gets a number (a.png, a-2.png); with --json each answer names its picture.
 
 --html FILE writes a page with every image and its answer, and with its heat map if those are asked for. Where folders
-are named like classes, the page and the last line say how many images get the class of their folder.
+are named like classes, and with --split, the page and the last lines say how many images get the right class. They also
+count the images that the model was trained on: those whose bytes are a train or val image of data/split.csv.
+
+--next N prints the paths of the N images that should be labelled next, the first one first: those that the model is
+unsure of, and that differ from each other (answers/next_photos.py). Images that data/split.csv has are left out. With
+--json or --csv these images are answered, with their two most likely classes.
 
 Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
 the current folder can be any. Otherwise only the paths, split.max_pixels, split.min_side and train.threads are read
@@ -35,18 +43,21 @@ import csv
 import io
 import json
 import sys
+import tempfile
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.answers import classify, gallery_page
-from pipeline.answers.classify import Answer, Request
-from pipeline.answers.gallery_page import Guess
+from pipeline.answers import classify, gallery_page, next_photos, own_images
+from pipeline.answers.answer import Answer, as_typed
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import visible
+from pipeline.base.text import is_no_path, visible
 from pipeline.config import params
 from pipeline.config.params import Params
 
@@ -57,63 +68,69 @@ MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"
 
 
-def predict(
-    request: Request, form: str = "text", top: int | None = None, below: str = "", html: Path | None = None
-) -> int:
+def predict(request: Request, form: str = "text", top: int | None = None, html: Path | None = None) -> int:
     """Print the answer for each image. Returns the number of files that are not images.
 
-    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `below`: the
-    folder in which the paths were typed (`command_line.parse`). `html`: the page. Raises UserError without a model.
+    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. `html`: the
+    page. Raises UserError without a model.
     """
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
     if html and (html.suffix != ".html" or html.is_dir()):
-        raise UserError(
-            Fault("--html", as_typed(str(html), below), "value", allowed="a file whose name ends with .html")
-        )
-    config = params.load() if request.model is None else Params()
-    refusals, guesses = list[UserError](), list[Guess]()
-    answers = classify.answers(request, config, refusals)
-    head, as_text = FORMS[form]
+        name, allowed = as_typed(html, request.below), "a file whose name ends with .html"
+        raise UserError(Fault("--html", name, "value", allowed=allowed))
+    config = Params() if request.model and not request.split else params.load()
+    if request.split:
+        labels = own_images.of_split(request.split, config)
+        request = replace(request, images=tuple(map(Path, labels)), labels=labels)
+    refusals, answers = list[UserError](), list[Answer]()
+    head, as_text = FORMS["paths" if request.next and form == "text" else form]
     try:
         sys.stdout.write(head)
-        for answer in with_progress(answers, request):
-            guesses.append(gallery_page.guess(answer, as_typed(answer["path"], below)))
-            for key in {"path", "heatmap"} & answer.keys():
-                answer[key] = as_typed(answer[key], below)
+        computed: Iterable[Answer] = with_progress(classify.answers(request, config, refusals), request)
+        for answer in next_photos.to_label(computed, request.next, config) if request.next else computed:
+            answers.append(replace(answer, probabilities=answer.most_likely(1)))  # all would fill the memory
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is of an output; a picture has a name
         error.filename = error.filename or "standard output"
         raise
-    if form == "text" and guesses and any(path.is_dir() for path in request.images):
-        counts = Counter(one.prediction if one.is_accepted else NONE for one in guesses)
-        print(f"predict: {as_counts(counts)}", file=sys.stderr)
-        if right := gallery_page.share_right(guesses):
-            print(f"predict: {in_folders(right)}", file=sys.stderr)
+    has_folder = request.split or any(isinstance(path, Path) and path.is_dir() for path in request.images)
+    is_counted = form == "text" and answers and has_folder
+    asked = [one.file for one in answers] if request.model is None or request.split else []  # else not this project's
+    used = own_images.known(asked, ("train", "val"), config) if is_counted or html else set()
+    if is_counted:
+        print(*(f"predict: {line}" for line in last_lines(answers, used, request)), sep="\n", file=sys.stderr)
     if html:
-        files.write_text(html, gallery_page.page(guesses, config))
-        print(f"predict: the page, for a browser: {as_typed(str(html), below)}", file=sys.stderr)
+        files.write_text(html, gallery_page.page(answers, config, request, used))
+        print(f"predict: the page, for a browser: {as_typed(html, request.below)}", file=sys.stderr)
     return len(refusals)
 
 
-def in_folders(right: "Share") -> str:
-    """How many images get the class that their folder is named like."""
-    hits = round(right.count)
-    interval = f"95 % interval: {right.low:.3f} to {right.high:.3f}"
-    return f"in folders that are named like a class, {hits:,} of {right.images:,} images get this class ({interval})"
+def last_lines(answers: Sequence[Answer], used: Collection[str], request: Request) -> Iterator[str]:
+    """How many images got each class, how many get the right one, and how many were `used` in training."""
+    yield as_counts(Counter(one.prediction if one.is_accepted else NONE for one in answers))
+    if right := gallery_page.share_right(answers):
+        where = f"of split {request.split}" if request.split else "in folders that are named like a class"
+        yield as_share(where, right)
+    if used:
+        count = f"{sum(one.file in used for one in answers):,} of {len(answers):,} images were used in training"
+        yield f"{count}; the share of right answers is too high" if right else count
+    if used and (others := gallery_page.share_right(answers, used)):
+        yield as_share("of the images that were not used in training", others)
 
 
-def as_typed(path: str, below: str) -> str:
-    """A path as the person in the folder `below` has typed it: what `command_line.parse` has added is gone."""
-    return str(Path(path).relative_to(below)) if Path(path).is_relative_to(below) else path
+def as_share(of: str, right: "Share") -> str:
+    """How many images get the right class."""
+    count = f"{round(right.count):,} of {right.images:,} images get the right class"
+    return f"{of}, {count} (95 % interval: {right.low:.3f} to {right.high:.3f})"
 
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
     """The answers, with a progress bar on stderr if a person sees it and does not see the answers."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+    if not sys.stderr.isatty() or (sys.stdout.isatty() and not request.next):
         yield from answers
         return
     from tqdm import tqdm
@@ -131,22 +148,18 @@ def as_counts(classes: Counter[str]) -> str:
     return printable(f"{total:,} {'image' if total == 1 else 'images'}: {counts}{more}")
 
 
-def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
-    """The most likely classes with their probabilities, the first one first."""
-    return sorted(answer["probabilities"].items(), key=lambda item: -item[1])[:top]
-
-
 def as_line(answer: Answer, top: int | None) -> str:
     """One answer as a line: path, class, and probability with four decimals; with `top` more classes."""
-    text = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
-    return printable(f"{answer['path']}: {f'{NONE} ({text})' if answer['answer'] == 'none' else text}") + "\n"
+    text = ", ".join(f"{label} {chance:.4f}" for label, chance in answer.most_likely(top or 1).items())
+    return printable(f"{answer.path}: {text if answer.is_accepted else f'{NONE} ({text})'}") + "\n"
 
 
 def as_json(answer: Answer, top: int | None) -> str:
     """One answer as a line of JSON, with JSON's escapes where `printable` has Python's: it gives every name back."""
-    if top is not None:
-        answer = answer | {"probabilities": dict(most_likely(answer, top))}
-    text = json.dumps(answer, ensure_ascii=False)
+    known = {"path": answer.path, "class": answer.prediction, "probability": answer.probability, "answer": answer.kind}
+    chances = {"probabilities": answer.most_likely(top) if top else answer.probabilities}
+    picture = {"heatmap": answer.heatmap} if answer.heatmap else {}
+    text = json.dumps({**known, **chances, **picture}, ensure_ascii=False)
     if printable(text) != text:
         text = "".join(letter if printable(letter) == letter else json.dumps(letter)[1:-1] for letter in text)
     return text + "\n"
@@ -155,9 +168,9 @@ def as_json(answer: Answer, top: int | None) -> str:
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
-    pairs = enumerate(most_likely(answer, top or 1), start=1)
     csv.writer(rows, lineterminator="\n").writerows(
-        (printable(answer["path"]), rank, printable(label), chance, answer["answer"]) for rank, (label, chance) in pairs
+        (printable(answer.path), rank, printable(label), chance, answer.kind)
+        for rank, (label, chance) in enumerate(answer.most_likely(top or 1).items(), start=1)
     )
     return rows.getvalue()
 
@@ -167,6 +180,7 @@ FORMS: dict[str, tuple[str, Callable[[Answer, int | None], str]]] = {
     "text": ("", as_line),
     "json": ("", as_json),
     "csv": ("path,rank,class,probability,answer\n", as_csv),
+    "paths": ("", lambda answer, _: f"{printable(answer.path)}\n"),
 }
 
 
@@ -178,11 +192,14 @@ def printable(text: str) -> str:
 
 
 def main(arguments: Namespace) -> int:
-    images = tuple(map(Path, arguments.images))
+    images = tuple(image if is_no_path(image) else Path(image) for image in arguments.images)
     model = Path(arguments.model) if arguments.model else None
     heatmap = Path(arguments.heatmap) if arguments.heatmap else None
     html = Path(arguments.html) if arguments.html else None
-    request = Request(
-        images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap
-    )
-    return 1 if predict(request, arguments.form, arguments.top, arguments.below, html) else 0
+    has_others = any(map(is_no_path, arguments.images))
+    with tempfile.TemporaryDirectory() if has_others else nullcontext("") as folder:
+        request = Request(
+            images, model, arguments.device, arguments.max_pixels, arguments.coverage, arguments.min_side, heatmap,
+            arguments.below, Path(folder), arguments.split, next=arguments.next,
+        )  # fmt: skip
+        return 1 if predict(request, arguments.form, arguments.top, html) else 0

@@ -1,21 +1,19 @@
-"""Reads the images of `predict`, from files and from folders; without torch, which is slow to import."""
+"""Reads the images of `predict`: files, folders, addresses, standard input; without torch, which is slow to import."""
 
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
-from pipeline.evaluation import acceptance
-from pipeline.evaluation.acceptance import Limit
 from pipeline.models.description import View
 from pipeline.sources.layout import count_with_verb
 
@@ -27,6 +25,7 @@ class LoadedImage:
     path: Path
     pixels: NDArray[np.uint8]  # [S, S, 3]
     size: tuple[int, int]  # width and height that the square stands for, as in `Packed.sizes`
+    name: str = ""  # as a person typed it, if that is no path
 
 
 def load_image(path: Path, view: View, max_pixels: int, min_side: int = 1) -> LoadedImage:
@@ -40,6 +39,20 @@ def load_image(path: Path, view: View, max_pixels: int, min_side: int = 1) -> Lo
             return LoadedImage(path, *images.as_square(original, view.packed_size, view.fit))
     except OSError as error:
         raise _read_refusal(path, error) from None
+
+
+def received(source: str, folder: Path) -> Path:
+    """A new file in `folder`: what an address sends, or standard input has (`-`).
+
+    Raises UserError if the address cannot be read.
+    """
+    from pipeline.sources import fetch  # here, because it imports a client of HTTP
+
+    target = Path(tempfile.mkdtemp(dir=folder), PurePosixPath(source).name)
+    if source != "-":
+        return fetch.download(source, target, "", fetch.IMAGE_BYTES, fetch.IMAGE)
+    target.write_bytes(sys.stdin.buffer.read(fetch.IMAGE_BYTES) if sys.stdin else b"")
+    return target
 
 
 def image_paths(path: Path) -> list[Path]:
@@ -60,24 +73,25 @@ def image_paths(path: Path) -> list[Path]:
 
 
 def load_images(
-    arguments: Sequence[Path], view: View, max_pixels: int, min_side: int, refusals: list[UserError]
+    arguments: Sequence[Path | str], view: View, max_pixels: int, min_side: int, refusals: list[UserError], folder: Path
 ) -> Iterator[LoadedImage]:
     """Every image of these files and folders, in order. Other files are named on stderr and put into `refusals`.
 
-    In a folder, files that are no images are only counted, in one line; a folder without an image is refused. The
-    accepted formats are named once, at the end.
+    A text is what `received` reads, into `folder`. In a folder, files that are no images are only counted, in one line;
+    a folder without an image is refused. The accepted formats are named once, at the end.
     """
 
-    def refuse(error: UserError) -> None:
+    def refuse(error: UserError, name: str = "") -> None:
         for fault in error.faults:
             allowed = "" if isinstance(error, NotDecoded) else fault.allowed
-            line = replace(fault, key=visible(fault.key), allowed=allowed)
+            line = replace(fault, key=visible(name or fault.key), allowed=allowed)
             print(f"predict: {visible(str(line))}", file=sys.stderr)
         refusals.append(error)
 
     for argument in arguments:
+        name = "" if isinstance(argument, Path) else argument
         try:
-            paths = image_paths(argument)
+            paths = image_paths(argument) if isinstance(argument, Path) else [received(argument, folder)]
         except UserError as error:
             refuse(error)
             continue
@@ -87,12 +101,12 @@ def load_images(
         other_files = []  # files of a folder that are no images
         for path in paths:
             try:
-                yield load_image(path, view, max_pixels, min_side)
+                yield replace(load_image(path, view, max_pixels, min_side), name=name)
             except UserError as error:
-                if isinstance(error, NotDecoded) and error.is_other and path != argument:
+                if isinstance(error, NotDecoded) and error.is_other and not name and path != argument:
                     other_files.append(path)
                 else:
-                    refuse(error)
+                    refuse(error, without_secrets(name))
         if other_files and len(other_files) == len(paths):
             refuse(_empty_folder_refusal(argument))
         elif other_files:
@@ -104,31 +118,17 @@ def load_images(
         print(f"predict: allowed: a whole image as {allowed}", file=sys.stderr)
 
 
-def _read_refusal(path: Path, error: OSError) -> UserError:
+def _read_refusal(path: Path | str, error: OSError) -> UserError:
     return UserError(Fault(str(path), str(error.strerror), "missing", remedy="give the path of an image"))
 
 
-def _empty_folder_refusal(folder: Path) -> UserError:
+def _empty_folder_refusal(folder: Path | str) -> UserError:
     return UserError(Fault(str(folder), "no image in this folder", "missing", remedy="give images, or another folder"))
 
 
-def count_files(arguments: Sequence[Path]) -> int:
+def count_files(arguments: Sequence[Path | str]) -> int:
     """The number of files that `load_images` will read."""
     return sum(
-        sum(not path.is_dir() for path in argument.rglob("*")) if argument.is_dir() else 1 for argument in arguments
+        sum(not path.is_dir() for path in place.rglob("*")) if isinstance(place, Path) and place.is_dir() else 1
+        for place in arguments
     )
-
-
-def make_answer(
-    image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64], limit: Limit
-) -> dict[str, Any]:
-    """The answer for one image (classify.Answer), from the probabilities [classes]."""
-    by_class = dict(zip(classes, probabilities.tolist(), strict=True))
-    best = max(by_class, key=by_class.__getitem__)
-    return {
-        "path": str(image.path),
-        "class": best,
-        "probability": by_class[best],
-        "answer": acceptance.judge(by_class[best], limit),
-        "probabilities": by_class,
-    }

@@ -20,6 +20,7 @@ SLOWEST = 1000  # bytes a second; a try that is slower fails, too: a server may 
 CHUNK = 1 << 10  # bytes between two looks at the clock; they take 1 s of CPU for 230 MB
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
 
+IMAGE_BYTES = 10**9  # the most of an image; the largest photos have 0.2 GB
 WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvision have 2.6 GB
 
 
@@ -36,6 +37,7 @@ class Purpose:
 
 OTHER_WEIGHTS = "try again later; or fetch that file elsewhere and name it in train.weights"
 WEIGHTS = Purpose("weights", "train.weights", OTHER_WEIGHTS, "train.weights", OTHER_WEIGHTS)
+IMAGE = Purpose("predict", "IMAGE", "correct it; or fetch that file elsewhere and give its path", "", "")
 ARCHIVE = Purpose(
     "download",
     "data.url",

@@ -38,12 +38,11 @@ def images(source: WorkCopy) -> Originals:
     return originals.locate(source.folder / Paths.images, source.folder / source.config.paths.inbox)
 
 
-def album(source: WorkCopy, paths: Iterable[str]) -> Album:
-    """The thumbnails of these images, and who took them."""
-    config = source.config
-    pictures = thumbnails.pictures(
-        images(source), dict.fromkeys(paths, True), config.prepare.grey, config.run.decoding_threads, "folds"
-    )
+def album(source: WorkCopy, paths: Iterable[str], name: str = "folds", needed: bool = True) -> Album:
+    """The thumbnails of these images, and who took them. An image that is not `needed` may be gone, or damaged."""
+    config, found = source.config, images(source)
+    wanted = {path: needed for path in paths if needed or (found.root / path).is_file()}
+    pictures = thumbnails.pictures(found, wanted, config.prepare.grey, config.run.decoding_threads, name)
     return Album(pictures, credits.credits(source.folder / Paths.images / originals.LICENSE))
 
 
