@@ -46,8 +46,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 WHOLE: dict[str, Any] = SOLVED | {
     "data__source": "folder", "paths__inbox": str(PHOTOS), "split__stratify": True, "train__parallel": "single",
-    "train__model": "exact/tf_efficientnet_lite0", "prepare__size": 112, "prepare__fit": "crop", "train__eval_crop": 96,
-    "train__eval_resize": 112, "run__workers": 1,
+    "train__model": "exact/tf_efficientnet_lite0", "prepare__size": 72, "prepare__fit": "crop", "train__eval_crop": 64,
+    "train__eval_resize": 72, "evaluate__onnx": False, "run__workers": 1,
 }  # fmt: skip
 # Emulated, the imports take a minute. So one process does them, and forks itself for each command.
 COMMANDS = f"""
@@ -123,8 +123,8 @@ class Computer:
 def test_an_emulated_cpu_writes_the_same_bytes(settings: dict[str, Any], cpu: str, last: str, tmp_path: Path) -> None:
     """Every output, and the probabilities that predict prints. MKL takes other code for a CPU of AMD.
 
-    A network of whole numbers needs no portable arithmetic, and its model.onnx answers. The export is not emulated: it
-    takes minutes there, and computes nothing (evaluation/onnx_export.py).
+    A network of whole numbers needs no portable arithmetic. The export is not emulated: it takes minutes there, and
+    computes nothing (evaluation/onnx_export.py).
     """
     native, emulated = (stages_folder(tmp_path / name, **settings) for name in ("native", "emulated"))
     arithmetic = params.load(native / "params.yaml").train.arithmetic
