@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from pipeline.base import elementary
 from pipeline.config.model_names import PACKAGED
 from pipeline.dataset import packed
 from pipeline.evaluation import figures
@@ -140,7 +141,7 @@ def validation(folder: Path) -> tuple[float, float]:
     rows = data.rows("val")
     store = storage.ImageStore(torch.from_numpy(data.images.copy()), ALONE.device)
     logits = inference.predict_logits(model, store, data.sizes, rows, batch_size=8, world=ALONE)
-    log_probs, labels = inference.log_probabilities(logits), data.labels[rows]
+    log_probs, labels = elementary.log_softmax(logits), data.labels[rows]
     return -log_probs[np.arange(len(rows)), labels].mean(), (log_probs.argmax(1) == labels).mean()
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from pipeline.base import files
+from pipeline.base import elementary, files
 from pipeline.checks import machine
 from pipeline.config import params
 from pipeline.config.params import Residency, Run
@@ -111,7 +111,7 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert history(averaged, "val_loss") != history(plain, "val_loss")
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     logits, labels = validated(averaged)
-    loss = -inference.log_probabilities(logits)[range(len(labels)), labels].mean()
+    loss = -elementary.log_softmax(logits)[range(len(labels)), labels].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""train.arithmetic: portable gives the same bytes on CPUs of other kinds, which QEMU emulates.
+"""train.arithmetic: portable, and networks of whole numbers, give the same bytes on CPUs that QEMU emulates.
 
 The emulator runs the real pipeline, more than ten times slower. QEMU emulates AVX2 and FMA, and no AVX-512.
 """
@@ -23,14 +23,16 @@ from pipeline.base.errors import UserError
 from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
+from pipeline.config.params import Arithmetic
 from pipeline.learning import determinism, environment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
 from pipeline.running import provenance, variables
-from tests.conftest import PROJECT, below, change, on_cpu, read_params, set_params
+from tests.conftest import PHOTOS, PROJECT, below, change, on_cpu, read_params, set_params
 from tests.helpers.projects import stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, digests
+from tests.test_features import SOLVED
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
@@ -41,6 +43,11 @@ SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
     "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
     "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
+}  # fmt: skip
+WHOLE: dict[str, Any] = SOLVED | {
+    "data__source": "folder", "paths__inbox": str(PHOTOS), "split__stratify": True, "train__parallel": "single",
+    "train__model": "exact/tf_efficientnet_lite0", "prepare__size": 72, "prepare__fit": "crop", "train__eval_crop": 64,
+    "train__eval_resize": 72, "evaluate__onnx": False, "run__workers": 1,
 }  # fmt: skip
 # Emulated, the imports take a minute. So one process does them, and forks itself for each command.
 COMMANDS = f"""
@@ -68,8 +75,13 @@ for line in sys.stdin:
 class Computer:
     """Commands of the program on a CPU. `before`: the command that emulates the CPU."""
 
-    def __init__(self, *before: str, imports: str = "pipeline.stages.evaluate, pipeline.stages.train") -> None:
-        environ = {**os.environ, **environment.required_variables(1, True, "portable")}
+    def __init__(
+        self,
+        *before: str,
+        imports: str = "pipeline.stages.evaluate, pipeline.stages.train",
+        arithmetic: Arithmetic = "portable",
+    ) -> None:
+        environ = {**os.environ, **environment.required_variables(1, True, arithmetic)}
         self._process = subprocess.Popen(
             [*before, sys.executable, "-c", COMMANDS.replace("IMPORTS", imports)], cwd=PROJECT, env=environ, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -98,25 +110,31 @@ class Computer:
     def run(self, folder: Path, *stages: str) -> None:
         """Run stages in the folder. Of a launcher: its process."""
         for name in stages:
-            self.python(folder, "pipeline", *(["rank"] if name in ("train", "evaluate") else []), name)
+            self.python(folder, "pipeline", *(["rank"] if name in ("features", "train", "evaluate") else []), name)
 
 
 @needs_qemu
 @FOR_MINUTES
-@pytest.mark.parametrize(("cpu", "last"), [("Haswell", "report"), ("EPYC-Rome", "evaluate")])
-def test_an_emulated_cpu_writes_the_same_bytes(cpu: str, last: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "cpu", "last"),
+    [(SMALL, "Haswell", "report"), (SMALL, "EPYC-Rome", "evaluate"), (WHOLE, "Haswell", "report")],
+    ids=["Intel", "AMD", "whole numbers"],
+)
+def test_an_emulated_cpu_writes_the_same_bytes(settings: dict[str, Any], cpu: str, last: str, tmp_path: Path) -> None:
     """Every output, and the probabilities that predict prints. MKL takes other code for a CPU of AMD.
 
-    The export is not emulated: it takes minutes there, and computes nothing (evaluation/onnx_export.py).
+    A network of whole numbers needs no portable arithmetic. The export is not emulated: it takes minutes there, and
+    computes nothing (evaluation/onnx_export.py).
     """
-    native, emulated = (stages_folder(tmp_path / name, **SMALL) for name in ("native", "emulated"))
+    native, emulated = (stages_folder(tmp_path / name, **settings) for name in ("native", "emulated"))
+    arithmetic = params.load(native / "params.yaml").train.arithmetic
     stages = workspace.STAGES[: workspace.STAGES.index(last) + 1]
     outputs = [name for stage in stages for name in workspace.declared(stage)]
-    with Computer() as here, Computer(str(QEMU), "-cpu", cpu) as other:
+    with Computer(arithmetic=arithmetic) as here, Computer(str(QEMU), "-cpu", cpu, arithmetic=arithmetic) as other:
         for stage in stages:
             here.run(native, stage)
             (here if stage == "export" else other).run(emulated, stage)
-        question = ("pipeline", "predict", "--json", "data/images/aster")
+        question = ("pipeline", "predict", "--json", str(min(PHOTOS.glob("daisy/*.jpg"))))
         answers = [here.python(native, *question), other.python(emulated, *question)]
     assert all((native / name).exists() for name in outputs)
     assert digests(emulated, *outputs) == digests(native, *outputs)

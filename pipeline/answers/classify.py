@@ -155,6 +155,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     """The answers of a model.onnx. Each image is a batch of its own, so no answer depends on another image."""
     import numpy as np
 
+    from pipeline.base import elementary
     from pipeline.evaluation import onnx_file, photos
     from pipeline.loader import center
 
@@ -165,7 +166,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield answer_for(image, model.classes, np.exp(log_probabilities), limit, request)
+        yield answer_for(image, model.classes, elementary.exp(log_probabilities), limit, request)
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -174,9 +175,9 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
     set_variables(config.train, model_json := description.load(models))
-    import numpy as np
     import torch
 
+    from pipeline.base import elementary
     from pipeline.evaluation import heatmap, photos
     from pipeline.learning import determinism, inference
     from pipeline.learning.world import World
@@ -192,8 +193,8 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     for image in photos.load_images(request.images, model.view, *sizes, refusals, request.folder):
         compute = partial(inference.image_logits, model, image.pixels, image.size, world)
         logits, maps = heatmap.explain(model_json.model, model.net, compute) if request.heatmap else (compute(), None)
-        (log_probs,) = inference.log_probabilities(logits)
-        answer = answer_for(image, model.classes, np.exp(log_probs), limit, request)
+        (log_probs,) = elementary.log_softmax(logits)
+        answer = answer_for(image, model.classes, elementary.exp(log_probs), limit, request)
         if request.heatmap and maps is not None:
             picture = heatmap.picture(image, model.view, maps[model.classes.index(answer.prediction)])
             saved = heatmap.save(picture, request.heatmap, image.path.stem)

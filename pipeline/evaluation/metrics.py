@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.base import elementary
 from pipeline.evaluation.figures import EvalFigures
 
 Z = 1.959963984540054  # a standard normal variable lies within ±Z with probability 95 %
@@ -149,7 +150,7 @@ def balanced_accuracy(counts: NDArray[np.int64]) -> float:
 
 def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Bin]:
     """The calibration table: BINS bins of equal width over (0, 1], without the empty ones [Guo et al. 2017]."""
-    confidence = np.exp(log_probabilities.max(1))
+    confidence = elementary.exp(log_probabilities.max(1))
     right = log_probabilities.argmax(1) == labels
     # The clip is for rounding: a probability is in (0, 1].
     index = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)

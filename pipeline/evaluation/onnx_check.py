@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.base import schema
+from pipeline.base import elementary, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.dataset.packed import Packed
 from pipeline.evaluation import prediction_table
@@ -55,7 +55,7 @@ def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], 
     for start in tqdm(range(0, len(rows), batch_size), "export: onnxruntime", unit=" batches", disable=None):
         batch = range(start, min(start + batch_size, len(rows)))
         pixels = np.stack([center.cut(data.images[rows[i]], boxes[i], view.crop) for i in batch])
-        parts.append(np.exp(model.log_probabilities(pixels)))
+        parts.append(elementary.exp(model.log_probabilities(pixels)))
     return np.concatenate(parts)
 
 

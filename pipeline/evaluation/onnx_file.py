@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from pipeline.base import schema
+from pipeline.base import elementary, schema
 from pipeline.base.errors import Fault, UserError, damaged, missing, one_line
 from pipeline.evaluation.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, View
@@ -47,9 +47,7 @@ class OnnxModel:
         if not np.isfinite(logits).all():
             remedy = "train again with a lower train.lr (perennial repro), or restore the file (dvc checkout)"
             raise damaged(self.path, "the model's outputs are not finite numbers", remedy)
-        shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-        log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        return log_probabilities
+        return elementary.log_softmax(logits.astype(np.float64))
 
 
 def load(path: Path, threads: int) -> OnnxModel:

@@ -1,4 +1,4 @@
-"""Logits and probabilities of images: the same function for validation, evaluation and prediction."""
+"""Logits of images: the same function for validation, evaluation and prediction."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,12 +71,6 @@ def predict_logits(
         raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))
     result: NDArray[np.float64] = outputs.double().numpy()
     return result
-
-
-def log_probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The log-probabilities [n, classes] of logits [n, classes]."""
-    log_probs: NDArray[np.float64] = torch.log_softmax(torch.from_numpy(logits), 1).numpy()
-    return log_probs
 
 
 def image_logits(

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.base import elementary
+
 OCTAVE, OCTAVES = 32, 10  # factors that are tried: 2**(k / OCTAVE), over so many octaves in both directions
 
 Floats = NDArray[np.float64]
@@ -20,7 +22,7 @@ def factor(logits: Floats, labels: NDArray[np.int64]) -> float:
     targets[np.arange(count), labels] = (count + 1) / (count + 2)
 
     def loss(step: int) -> float:
-        return float(-(targets * log_softmax(logits * _factor(step))).sum())
+        return float(-(targets * elementary.log_softmax(logits * _factor(step))).sum())
 
     low, high = -OCTAVE * OCTAVES, OCTAVE * OCTAVES
     while low < high:
@@ -33,15 +35,8 @@ def _factor(step: int) -> float:
     return float(2.0 ** (step / OCTAVE))
 
 
-def log_softmax(logits: Floats) -> Floats:
-    """The log-probabilities [n, K] of logits [n, K]."""
-    shifted = logits - logits.max(1, keepdims=True)
-    result: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return result
-
-
 def figures(logits: Floats, labels: NDArray[np.int64]) -> tuple[float, float]:
     """The mean loss and the accuracy of logits [n, K] with labels [n]."""
-    log_probs = log_softmax(logits)
+    log_probs = elementary.log_softmax(logits)
     loss = -log_probs[np.arange(len(labels)), labels].sum() / len(labels)
     return float(loss), int((log_probs.argmax(1) == labels).sum()) / len(labels)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import files
+from pipeline.base import elementary, files
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.base.text import display_width, pad
 from pipeline.config.params import Params
@@ -64,7 +64,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDAr
         ("low", "high", "count", "confidence", "accuracy"),
         map(astuple, metrics.calibration(log_probs, labels)),
     )
-    answers = zip(rows, pairs, np.exp(log_probs).tolist(), strict=True)
+    answers = zip(rows, pairs, elementary.exp(log_probs).tolist(), strict=True)
     predictions = (Prediction(data.paths[row], *pair, probabilities) for row, pair, probabilities in answers)
     prediction_table.write(folder / figures.PREDICTIONS, classes, predictions)
     return table(test_figures, by_class)
@@ -84,7 +84,7 @@ def write_acceptance(config: Params, weights: str, log_probs: NDArray[np.float64
 
     `weights`: SHA-256 of the model.
     """
-    highest = np.exp(log_probs).max(1).tolist()
+    highest = elementary.exp(log_probs).max(1).tolist()
     content = acceptance.make(weights, config.evaluate.coverage, highest, log_probs.shape[1])
     acceptance.write(Path(config.paths.models), content)
 
@@ -142,7 +142,7 @@ def run(config: Params) -> None:
                 model, image_store, data.sizes, all_rows, batch_size=batch_size, world=world
             )
     if world.is_main:
-        log_probs = inference.log_probabilities(logits)
+        log_probs = elementary.log_softmax(logits)
         write_acceptance(config, model.weights, log_probs[len(rows) :])
         print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import schema
+from pipeline.base import elementary, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation import metrics, prediction_table
 from pipeline.evaluation.figures import EvalFigures
@@ -44,7 +44,7 @@ class FoldPredictions:
     @property
     def log_probs(self) -> NDArray[np.float64]:
         """The logarithms of all probabilities [S, N, C]. All are finite."""
-        return np.log(np.maximum(self.by_seed, MIN_PROBABILITY))
+        return elementary.log(np.maximum(self.by_seed, MIN_PROBABILITY))
 
 
 @dataclass(frozen=True)
