@@ -18,6 +18,7 @@ from playwright.sync_api import Browser
 from pipeline.base import files
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
+from pipeline.data import corrections
 from pipeline.data.suspects import Suspect
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import ImageRow
@@ -235,6 +236,24 @@ def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written:
         assert (left.count(), page.locator("#filter").is_hidden()) == (everything, True)
         page.locator(".matrix .hit a").first.press("Enter")
         assert left.count() < everything
+
+
+@needs_chromium
+def test_the_label_of_a_mistake_can_be_corrected(browser: Browser, written: Path, known: Facts) -> None:
+    """Below each mistake, and no other image: a choice, which becomes a line of the corrections."""
+    mistakes = gallery.hard_answers(known.outcome.answers).mistakes
+    with opened(browser, written) as page:
+        choices = page.locator(".shot select")
+        assert choices.count() == len(mistakes)
+        last = mistakes[-1]
+        choices.last.select_option(CLASSES[0])
+        with page.expect_download() as download:
+            page.get_by_text("save corrections.csv").click()
+        ((_, cells),) = corrections.read(download.value.path()).lines
+    assert (cells["path"], cells["label"]) == (last.path, CLASSES[0])
+    label, answer = (known.outcome.classes[number] for number in (last.label, last.prediction))
+    likely, taken, _ = last.probabilities
+    assert cells["reason"] == f"mistake: {label} {likely:.2f}, {answer} {taken:.2f}"
 
 
 # ---- the limits ----

@@ -1,5 +1,6 @@
 """Images on a page: which ones it has, and the words, thumbnail and credit of each."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
 MOST_ANSWERS = 24  # mistakes, and as many right answers
+MOST_CHOICES = 30  # classes to choose from for an image; of more, only the given and the suggested one
 MEASURES = {  # issue → the meaning of its number
     "dark": "The brightness, from 0 to 1, that 99 % of the pixels do not exceed",
     "bright": "The brightness, from 0 to 1, that 95 % of the pixels exceed",
@@ -82,3 +84,8 @@ def hard_answers(answers: Sequence[Answer]) -> HardAnswers:
     mistakes = sorted((answer for answer in answers if not answer.is_right), key=lambda one: -one.probabilities[1])
     right = sorted((answer for answer in answers if answer.is_right), key=lambda one: one.probabilities[1])
     return HardAnswers(mistakes[:MOST_ANSWERS], len(mistakes), right[:MOST_ANSWERS], len(right))
+
+
+def choices(classes: Sequence[str]) -> str:
+    """The classes that a person can choose from for an image, as JSON for the script of a page."""
+    return json.dumps(classes if len(classes) <= MOST_CHOICES else (), ensure_ascii=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.config.model_names import EXACT_MODELS
 from pipeline.data import corrections, suspects
-from pipeline.reporting import charts, rendering, result
+from pipeline.reporting import charts, gallery, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
 from pipeline.reporting.facts import Facts
@@ -41,6 +41,7 @@ def page(
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
+        choices=gallery.choices(classes),
         corrections=corrections,
         suspects=suspects,
     )
