@@ -12,20 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
+from pipeline.config.params import Fit
 from pipeline.data import corrections
 from pipeline.data.suspects import Suspect
-from pipeline.dataset import split_table
+from pipeline.dataset import split_table, squares
 from pipeline.dataset.split_table import ImageRow
 from pipeline.evaluation.metrics import Share
+from pipeline.loader import center
 from pipeline.models import description
+from pipeline.models.description import View
 from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome, page, rendering, settings
 from pipeline.reporting.facts import Facts
+from pipeline.reporting.thumbnails import Thumbnail
 from pipeline.sources import originals
 from pipeline.stages import report
 from pipeline.versioning import identity
@@ -160,7 +166,7 @@ def test_the_gallery_begins_with_the_worst(reported: Path, known: Facts, monkeyp
 
 
 def test_a_mistake_has_its_photo_and_its_heat_map(elements: Element, known: Facts) -> None:
-    """Each mistake, and nothing else, with a text for those who do not see it; a sentence says how to read it."""
+    """Each mistake, and nothing else, with a text for those who do not see it; each photo has a frame."""
     hard = gallery.hard_answers(known.outcome.answers)
     assert hard.mistakes
     described = [image.attributes["alt"] for image in elements.all("img")]
@@ -168,7 +174,8 @@ def test_a_mistake_has_its_photo_and_its_heat_map(elements: Element, known: Fact
     assert maps == [f"heat map of \u2068{visible(one.path)}\u2069: what speaks for the answer" for one in hard.mistakes]
     images = elements.one("section", id="images")
     assert [len(shot.all("img")) for shot in images.all("figure")][: len(maps) + 1] == [2] * len(maps) + [1]
-    assert "Yellow places speak for it most" in images.text
+    assert [len(shot.all("svg")) for shot in images.all("figure")][: len(maps) + 1] == [1] * len(maps) + [0]
+    assert [part.attributes["id"] for part in elements.one("main").all("section")][:2] == ["quality", "images"]
 
 
 def test_a_model_without_heat_maps_says_so(reported: Path, tmp_path: Path) -> None:
@@ -187,6 +194,23 @@ def test_a_model_without_heat_maps_says_so(reported: Path, tmp_path: Path) -> No
     known = facts.read(config, identity.settings(config, ["report"]), split_table.all_rows(Path(config.paths.split)))
     text = parsed(page.page(known, gallery.hard_answers(answers), {}, none)).one("section", id="images").text
     assert "There are no heat maps. train.model: resnet18: its logits are no means over several places" in text
+
+
+@pytest.mark.parametrize("fit", squares.SQUARES)
+@pytest.mark.parametrize("size", [(240, 150), (90, 220)])
+def test_the_frame_is_around_what_the_model_sees(size: tuple[int, int], fit: Fit) -> None:
+    """Of a picture whose colours are its places: the places in the crop, within two pixels."""
+    width, height = size
+    places = np.dstack([*np.meshgrid(np.arange(width), np.arange(height)), np.zeros(size[::-1])]).astype(np.uint8)
+    view = View(packed_size=192, resize=192, crop=144, fit=fit)
+    square = np.asarray(squares.SQUARES[fit](Image.fromarray(places), view.packed_size))
+    proportions = np.array([squares.proportions(fit, size)], np.int32)
+    (box,) = center.eval_boxes(proportions, view.packed_size, view.resize, view.crop)
+    seen = center.cut(square, box, view.crop).reshape(3, -1)
+    seen = seen[:2, seen[2] < 10]  # without the padding, which has blue
+    found = heat_maps.frame(view, Thumbnail("data:", width, height))
+    corners = [float(number) for number in re.findall(r"[\d.]+", found)]
+    assert [*corners[:2], *corners[4:6]] == pytest.approx([*seen.min(1), *seen.max(1)], abs=2)
 
 
 # ---- in a browser ----
@@ -225,7 +249,8 @@ def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written:
     """A click, or Enter, leaves the images of this cell; the button brings all back."""
     with opened(browser, written) as page:
         shots, left = page.locator("#images .shot"), page.locator("#images .shot:visible")
-        everything, cell = shots.count(), page.locator(".matrix .miss a").first
+        everything, cell = left.count(), page.locator(".matrix .miss a").first
+        assert everything < shots.count()  # the others are folded
         cell.click()
         assert 0 < left.count() < everything
         assert {one.get_attribute("data-pair") for one in left.all()} == {cell.get_attribute("data-pair")}
@@ -234,8 +259,9 @@ def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written:
         assert re.fullmatch(r"\d+ images? of .*, taken for .*: \d+ on this page\.", said)
         page.locator("#filter button").click()
         assert (left.count(), page.locator("#filter").is_hidden()) == (everything, True)
-        page.locator(".matrix .hit a").first.press("Enter")
-        assert left.count() < everything
+        folded = page.locator("#images details .shot").last.get_attribute("data-pair")
+        page.locator(f"a[data-pair='{folded}']").press("Enter")
+        assert left.count() == page.locator(f".shot[data-pair='{folded}']").count()
 
 
 @needs_chromium

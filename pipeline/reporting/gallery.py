@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.data import credits
 from pipeline.reporting.outcome import Answer
@@ -50,11 +50,12 @@ NO_HEAT_MAPS = HeatMaps({})
 
 @dataclass(frozen=True)
 class Album:
-    """Thumbnails and credits of the images on a page, by path, and heat maps of mistakes."""
+    """Thumbnails and credits of the images on a page, by path; of mistakes heat maps, and frames (heat_maps.frame)."""
 
     pictures: Mapping[str, Thumbnail]
     credits: Mapping[str, str]
     heat_maps: HeatMaps = NO_HEAT_MAPS
+    frames: Mapping[str, str] = field(default_factory=dict)
 
     def shot(self, path: str) -> Shot:
         """The image with this path."""

@@ -55,7 +55,7 @@ def page(content: Content) -> str:
         errors=len(content.errors),
         doubt=doubt,
         coverage=content.coverage,
-        suspects=list(zip(errors, suggestions, strict=True)),
+        suspects=list(zip(range(1, len(errors) + 1), errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
         choices=gallery.choices(predictions.classes),
         corrections=corrections,
