@@ -19,7 +19,7 @@ from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
 from pipeline.studies import answers as answers_of_folds
-from pipeline.studies import record, store, study
+from pipeline.studies import home, record, store, study
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Result, Training
 from pipeline.studies.study import MOST_FOLDS
@@ -178,7 +178,7 @@ def write(
         "curve.html.jinja", model=config.train.model, images=len(labels), points=points, sentence=sentence,
         classes=classes, chart=charts.intervals("curve", "Accuracy by share of the training images", rows),
     )  # fmt: skip
-    files.write_text(Path(config.paths.reports) / PAGE, page)
+    home.write_page(config, PAGE, page)
     for row in points:
         print(
             f"{row.share:>5.0%} {row.training_images:>8,} training images   accuracy {row.accuracy:.4f} "
