@@ -228,6 +228,6 @@ def test_choices_are_there_after_a_reload(
         choices.nth(0).select_option("exclude")
         assert "keeps nothing" in bar.locator(".note").inner_text()
         page.evaluate("Object.defineProperty(navigator, 'clipboard', {})")
-        bar.get_by_text("copy").click()
+        bar.get_by_text("copy", exact=True).click()
         bar.get_by_text("selected").wait_for()
         assert page.evaluate("getSelection().toString()") == bar.locator("pre").inner_text()

@@ -225,7 +225,8 @@ def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs:
     bins = [(k / 15, (k + 1) / 15, 10 ** (k % 5), k / 14) for k in range(15)]
     drawn = [charts.curves("a", "A", lines, shares=share) for share in (False, True)]
     rows = [(name, [Share(100, 1, 0, 0.9), Share(1, 1, 0.5, 1)]) for name in ("test", "validation")]
-    drawn += [charts.bars("b", "B", bins), charts.intervals("c", "C", rows)]
+    drawn += [charts.bars("b", "B", bins), charts.intervals("c", "C", rows), charts.intervals("d", "D", 9 * rows)]
+    drawn.append(charts.growth("e", "E", "images", [(epochs // 8 + 1, rows[0][1][0]), (9 * epochs, rows[1][1][1])]))
     steps = [int(step.text.replace(",", "")) for step in parsed(drawn[0].svg).all("text", y="217")]
     assert (steps[0], steps[-1], len(steps) <= 8) == (1, epochs, True)
     assert len(drawn[0].svg) < 30_000
@@ -236,12 +237,28 @@ def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs:
     with opened(browser, path) as page_of_charts:
         boxes = page_of_charts.evaluate(BOXES)
     for (left, top, right, bottom), *texts in boxes:
-        assert len(texts) > 8
+        assert len(texts) > 5
         for one in texts:
             assert left <= one[0] < one[2] <= right
             assert top <= one[1] < one[3] <= bottom
         for one, other in itertools.combinations(texts, 2):
             assert min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) - max(one[1], other[1]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.81, 0.93, ["80 %", "85 %", "90 %", "95 %"]), (0.9412, 0.9431, ["94 %", "95 %"]), (0, 1, 6)],
+)
+def test_a_dot_is_at_its_number_and_its_share(low: float, high: float, ticks: list[str] | int) -> None:
+    """Its interval is a line. No tick is finer than a point."""
+    first, second = Share(100, 100 * low, low, (low + high) / 2), Share(100, 100 * high, (low + high) / 2, high)
+    root = parsed(charts.growth("a", "A", "images", [(10, first), (40, second)]).svg)
+    texts = [one.text for one in root.all("text")]
+    shares = [text for text in texts if text.endswith("%")]
+    assert len(shares) == ticks or shares == ticks
+    assert [text for text in texts if not text.endswith("%")] == ["10", "40", "images"]
+    x = [float(dot.attributes["cx"]) for dot in root.all("circle")]
+    assert (x[1] - charts.LEFT) / (x[0] - charts.LEFT) == pytest.approx(4)
 
 
 @needs_chromium
@@ -306,20 +323,23 @@ def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
 
 
 def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
-    """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
-    rows = [ImageRow(f"{k}.png", "<a>", "test") for k in range(9)]
+    """Six of each with their numbers, and how many more; an image with two has one card; a set without says so."""
+    rows = [ImageRow(f"{k}.png", "<a>", "test", width=400, height=100 * (k + 1) ** 2) for k in range(9)]
     rows.append(ImageRow("out.png", "<a>", "", "excluded by hand: a cup of <tea>", pixels="1"))
-    suspects = [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)]
+    suspects = [Suspect("grey", "0.png", "<a>", "test", 3.5, 8)]
+    suspects += [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)]
     counts = audit.summarize_split(rows, suspects)
     assert [(reason.name, reason.examples[0].is_picture) for reason in counts.reasons] == [("excluded by hand", True)]
     data = page_of(known, audit=counts).one("section", id="data")
-    assert [one.text for one in data.all("h4")] == ["excluded by hand: 1 file", "odd size: 9 images"]
+    assert [one.text for one in data.all("h4")] == ["excluded by hand: 1 file", "grey: 1 image", "odd size: 9 images"]
     said = [
         [span.text for span in one.one("figcaption").children if isinstance(span, Element)]
         for one in data.all("figure")
     ]
     assert said[0] == ["class <a>", "a cup of <tea>", "out.png"]
-    assert said[1:] == [["class <a>, test", f"{900 - k}, limit 450.5", f"{k}.png"] for k in range(6)]
+    size = "px; usual 280 to 1720"  # of 200, 400 … 1800
+    assert said[1] == ["class <a>, test", "3.5, limit 8", f"also odd size: 900 {size}", "0.png"]
+    assert said[2:] == [["class <a>, test", f"{900 - k} {size}", f"{k}.png"] for k in range(1, 7)]
     assert "3 more; suspects.csv has all." in data.text
     nothing = page_of(known, audit=audit.summarize_split(rows)).one("section", id="data")
     assert "No image is dark, bright, blurred, grey, or of an odd" in nothing.text

@@ -203,7 +203,7 @@ def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures
     images = figures.image_counts(image_rows(runs.config))
     sentences = trials.conclusion(best_first, runs.present, on_test, images)
     take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
-    text = sweep_page.page(runs.sweep, best_first, sentences, take_over)
+    text = sweep_page.page(runs.sweep, best_first, images["val"], sentences, take_over)
     page = home.write_page(runs.config, "sweep.html", text)
     content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
     files.write_json(best_file(path), content)

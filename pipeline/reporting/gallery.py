@@ -17,7 +17,7 @@ MEASURES = {  # issue → the meaning of its number
     "low_information": "Bits of information per value of a pixel",
     "grey": "The difference between the colour channels, of 255, that 99 % of the pixels do not exceed",
     "odd_aspect": "The short side divided by the long side",
-    "odd_size": "The side in pixels of a square of the same area; most images of this set have another one",
+    "odd_size": "The side in pixels of a square of the same area; usual: that of nine in ten images",
     "missing_part": "The share of the rows or columns that are plain mid-grey, as the missing part of a JPEG is shown",
 }
 

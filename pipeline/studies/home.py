@@ -44,4 +44,4 @@ def _head(path: Path) -> tuple[str, str]:
     """The title of a page, and what it says first. A page that this project did not write has its name alone."""
     with path.open(encoding="utf-8", errors="replace") as file:
         found = HEAD.search(file.read(LONGEST_HEAD))
-    return (html.unescape(found[2]), html.unescape(found[1])) if found else (path.name, "")
+    return (html.unescape(found[2]), html.unescape(found[1]).replace("\n", " ")) if found else (path.name, "")

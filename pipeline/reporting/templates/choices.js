@@ -6,7 +6,7 @@
   if (shots.length === 0) return;
   const classes = JSON.parse(bar.dataset.classes);
   const key = ["perennial", ...shots.map(({ dataset }) => `${dataset.path}\t${dataset.given}`)].join("\n");
-  const [count, saved, lines, note] = ["output", "a", "pre", ".note"].map((name) => bar.querySelector(name));
+  const [count, saved, lines, note] = ["output", "a", "pre", ".note span"].map((name) => bar.querySelector(name));
   const [copy, clear] = bar.querySelectorAll("button");
 
   function cell(value) {
@@ -17,17 +17,9 @@
     try {
       if (chosen.length === 0) localStorage.removeItem(key);
       else localStorage.setItem(key, JSON.stringify(chosen));
-      return "This browser keeps your corrections, also if you close or reload this page.";
+      return "This browser keeps your choices.";
     } catch {
-      return "This browser keeps nothing: save your corrections before you close or reload this page.";
-    }
-  }
-
-  function stored() {
-    try {
-      return JSON.parse(localStorage.getItem(key)) ?? [];
-    } catch {
-      return [];
+      return "This browser keeps nothing: save before you leave this page.";
     }
   }
 
@@ -43,7 +35,10 @@
     note.textContent = store(rows.map(([path, label]) => [path, label]));
   }
 
-  const before = new Map(stored());
+  let before = new Map();
+  try {
+    before = new Map(JSON.parse(localStorage.getItem(key)));
+  } catch {} // the bar says so
   for (const shot of shots) {
     const { path, given, suggested } = shot.dataset;
     const others = classes.filter((name) => name !== given && name !== suggested);
