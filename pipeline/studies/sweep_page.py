@@ -41,7 +41,7 @@ def page(sweep: Sweep, best_first: Sequence[TrialResult], images: int, conclusio
         command=command,
         lines=lines,
         dots=charts.intervals(
-            "dots", f"{RESULT.capitalize()} of each trial, with its 95 % interval", _dots(best_first, images)
+            "dots", f"{RESULT.capitalize()} of each trial, with its 95\u00a0% interval", _dots(best_first, images)
         ),
         result=RESULT,
         trials=[
