@@ -1,5 +1,6 @@
 """The list of all pages, which every command that writes a page writes anew."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -30,10 +31,9 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
     head = head.replace('content="2 images, classified"', 'content="two\nlines &amp; more"')
     files.write_text(here / "reports/index.html", head)
     files.write_text(here / "reports/ä ?.html", "<title>no page of the project</title>")
-    path = home.write_page(config, "compare.html", test_pair.page())
     for command in ("init --quiet", "-c user.name=a -c user.email=a commit --quiet --allow-empty --message=a"):
         subprocess.run(["git", *command.split()], check=True)
-    home.write(config)
+    path = home.write_page(config, "compare.html", test_pair.page())
     root = listed(here)
     assert root.one("h1").text == "<away>"
     links = [(one.text, one.attributes["href"]) for one in root.one("main").all("a")]
@@ -48,3 +48,12 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
     assert root.one("main").all("code")[-1].text == commit
     back = [one for one in parsed(path.read_text()).one("nav").all("a") if one.attributes["href"] == "home.html"]
     assert len(back) == 1
+
+
+def test_a_run_ends_with_the_list(finished: Path) -> None:
+    """`perennial repro` writes it: the report, with its accuracy; the photos have the name of the project."""
+    root = listed(finished)
+    assert [one.attributes["href"] for one in root.one("main").all("a")] == ["index.html"]
+    accuracy = json.loads((finished / "metrics/eval.json").read_text())["accuracy"]
+    assert root.one("main").all("p")[0].text.startswith(f"{100 * accuracy:.1f}\u00a0% of ")
+    assert root.one("h1").text == finished.name
