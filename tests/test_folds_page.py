@@ -186,7 +186,7 @@ def test_choices_are_saved_as_a_table_of_corrections(
         assert saved.lines[0][1]["reason"].startswith("label error 1: ")
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_text("copy", exact=True).click()
-        page.get_by_text("copied").wait_for()
+        page.get_by_text("copied", exact=True).wait_for()
         table = tmp_path / "corrections.csv"
         table.write_text(f"{corrections.EMPTY}{page.evaluate('navigator.clipboard.readText()')}")
         assert corrections.read(table) == saved

@@ -340,7 +340,7 @@ def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
     size = "px; usual 280 to 1720"  # of 200, 400 … 1800
     assert said[1] == ["class <a>, test", "3.5, limit 8", f"also odd size: 900 {size}", "0.png"]
     assert said[2:] == [["class <a>, test", f"{900 - k} {size}", f"{k}.png"] for k in range(1, 7)]
-    assert "3 more; suspects.csv has all." in data.text
+    assert "3 more: shown above, or in suspects.csv." in data.text
     nothing = page_of(known, audit=audit.summarize_split(rows)).one("section", id="data")
     assert "No image is dark, bright, blurred, grey, or of an odd" in nothing.text
 

@@ -88,13 +88,19 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
 
 
 def test_each_trial_has_a_dot_and_few_settings_have_no_lines() -> None:
-    """In the order of the numbers, with its interval; the ticks of the lines are shares of whole images."""
+    """In the order of the numbers, with its interval; of many trials the best; ticks are shares of whole images."""
     dots = ELEMENTS.all("svg")[0]
     assert len(dots.all("circle")) == len(dots.all("path", class_="line")) == 4
     assert "lr=0.01 model=resnet18 nesterov=true" in dots.text
     assert "; lr=0.02" in dots.one("desc").text
     ticks = [one.text for one in ELEMENTS.all("svg")[1].all("text") if one.text.endswith(" %")]
     assert ticks == ["50 %", "75 %"]
+    assert ELEMENTS.all(class_="note")[0].text.startswith("Each line is a trial")
     two = replace(SWEEP, axes={key: SWEEP.axes[key] for key in ("train.lr", "train.model")})
     page = parsed(sweep_page.page(two, BEST_FIRST, IMAGES, CONCLUSION, TAKE_OVER))
     assert len(page.all("svg")) == 1
+    many = [result_of(k, 0.01, HOSTILE * 3, train_figures(k / 40, 0.5, 3)) for k in range(1, 40)]
+    page = parsed(sweep_page.page(two, trials.sort_by_rank(many), IMAGES, CONCLUSION, TAKE_OVER))
+    assert len(page.all("circle")) == sweep_page.MOST_DOTS
+    assert page.all(class_="note")[0].text == f"The dots are of the best {sweep_page.MOST_DOTS} trials."
+    assert {len(one.text) for one in page.one("svg").all("text") if one.text.startswith("lr=")} == {42}

@@ -4,7 +4,6 @@ Its drawing has parallel coordinates: one axis per setting, the last one for the
 """
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,9 +39,8 @@ def page(sweep: Sweep, best_first: Sequence[TrialResult], images: int, conclusio
         conclusion=conclusion,
         command=command,
         lines=lines,
-        dots=charts.intervals(
-            "dots", f"{RESULT.capitalize()} of each trial, with its 95\u00a0% interval", _dots(best_first, images)
-        ),
+        dots=charts.intervals("dots", f"{RESULT.capitalize()} with its 95\u00a0% interval", _dots(best_first, images)),
+        most_dots=MOST_DOTS,
         result=RESULT,
         trials=[
             _row(rank, result, list(sweep.axes))
@@ -70,13 +68,13 @@ def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, objec
 
 
 def _dots(best_first: Sequence[TrialResult], images: int) -> list[tuple[str, list[Share]]]:
-    """The settings and the validation accuracy of the first trials, in the order of their numbers."""
+    """The settings and the validation accuracy of the best trials, in the order of their numbers."""
     shown = [result for result in best_first if result.figures][:MOST_DOTS]
     rows = []
     for result in sorted(shown, key=lambda result: result.trial.number):
-        values = (f"{_short(key)}={document.value_text(value)}" for key, value in result.trial.values.items())
-        accuracy = metrics.share(round(result.figures[0].val_accuracy * images), images)
-        rows.append((textwrap.shorten(" ".join(values), MOST_LETTERS, placeholder=" …"), [accuracy]))
+        name = " ".join(f"{_short(key)}={document.value_text(value)}" for key, value in result.trial.values.items())
+        short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        rows.append((short, [metrics.share(round(result.figures[0].val_accuracy * images), images)]))
     return rows
 
 
