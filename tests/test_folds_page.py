@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,13 +144,30 @@ def test_a_page_of_very_many_stays_small(study: Content) -> None:
 # ---- in a browser ----
 
 
+ODD = 'a, "b"/it\'s; 1,5.jpg'
+
+
+@pytest.fixture(scope="module")
+def odd(study: Content, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FoldPredictions]:
+    """A page whose first image has a name of all that a table quotes, and its predictions."""
+    predictions, first = study.predictions, study.errors[0].row
+    paths = tuple(ODD if row == first else path for row, path in enumerate(predictions.paths))
+    predictions = replace(predictions, paths=paths)
+    file = tmp_path_factory.mktemp("odd") / "folds.html"
+    files.write_text(file, folds_page.page(replace(study, predictions=predictions)))
+    return file, predictions
+
+
 @needs_chromium
-def test_choices_become_lines_of_the_corrections(browser: Browser, study: Content, file: Path, tmp_path: Path) -> None:
-    """The suggested class, another one, or to leave the image out: what is chosen is there to be copied, as CSV."""
+def test_choices_are_saved_as_a_table_of_corrections(
+    browser: Browser, study: Content, odd: tuple[Path, FoldPredictions], tmp_path: Path
+) -> None:
+    """The suggested class, another one, or to leave the image out: what is saved, and what is copied, can be read."""
+    file, predictions = odd
     with opened(browser, file) as page:
-        assert page.locator("#chosen").is_hidden()
-        choices, names = page.locator("#sheet .shot select"), study.predictions.classes
-        paths = [study.predictions.paths[one.row] for one in study.errors]
+        bar, choices, names = page.locator("#chosen"), page.locator("#labels .shot select"), predictions.classes
+        assert bar.is_hidden()
+        paths = [predictions.paths[one.row] for one in study.errors]
         suggestion = names[study.errors[0].suggestion]
         hostile = names.index(HOSTILE)
         third = next(k for k, one in enumerate(study.errors) if k > 1 and hostile not in (one.label, one.suggestion))
@@ -158,15 +176,58 @@ def test_choices_become_lines_of_the_corrections(browser: Browser, study: Conten
         choices.nth(third).select_option(HOSTILE)
         choices.nth(third + 1).select_option("exclude")
         choices.nth(third + 1).select_option("")
-        lines = page.locator("#chosen pre").inner_text()
-        rows = list(csv.reader(io.StringIO(lines)))
-        assert [row[:2] for row in rows] == [[paths[0], suggestion], [paths[1], "exclude"], [paths[third], HOSTILE]]
-        assert rows[0][2].startswith("label error 1: ")
+        expected = [[ODD, suggestion], [paths[1], "exclude"], [paths[third], HOSTILE]]
+        assert page.locator("output").inner_text() == "3 corrections"
+        with page.expect_download() as download:
+            page.get_by_text("save corrections.csv").click()
+        assert download.value.suggested_filename == "corrections.csv"
+        saved = corrections.read(download.value.path())
+        assert [[cells["path"], cells["label"]] for _, cells in saved.lines] == expected
+        assert saved.lines[0][1]["reason"].startswith("label error 1: ")
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_text("copy", exact=True).click()
+        page.get_by_text("copied", exact=True).wait_for()
         table = tmp_path / "corrections.csv"
-        table.write_text(f"{corrections.EMPTY}{lines}\n")
-        assert [[cells["path"], cells["label"]] for _, cells in corrections.read(table).lines] == [
-            row[:2] for row in rows
-        ]
+        table.write_text(f"{corrections.EMPTY}{page.evaluate('navigator.clipboard.readText()')}")
+        assert corrections.read(table) == saved
         text = page.locator("#labels details pre").text_content()
-        corrected = label_errors.corrections(study.errors, study.predictions.paths, study.predictions.classes)
+        corrected = label_errors.corrections(study.errors, predictions.paths, names)
         assert [tuple(row) for row in csv.reader(io.StringIO(text))] == corrected
+
+
+@needs_chromium
+def test_choices_are_there_after_a_reload(
+    browser: Browser, odd: tuple[Path, FoldPredictions], file: Path, tmp_path: Path
+) -> None:
+    """Until they are cleared, and not for other images; where the browser forbids it, the bar says so."""
+    shutil.copy(odd[0], path := tmp_path / "folds.html")
+    with opened(browser, path) as page:
+        choices, bar = page.locator("#labels .shot select"), page.locator("#chosen")
+        choices.nth(0).select_option("exclude")
+        choices.last.select_option("exclude")
+        page.reload()
+        assert [choices.nth(0).input_value(), choices.nth(1).input_value(), choices.last.input_value()] == [
+            "exclude", "", "exclude"
+        ]  # fmt: skip
+        page.evaluate("scrollTo(0, 0)")
+        box = bar.bounding_box()
+        assert box
+        assert box["y"] + box["height"] == 900  # in view, whatever part of the page is
+        shutil.copy(file, path)
+        page.reload()
+        assert bar.is_hidden()
+        shutil.copy(odd[0], path)
+        page.reload()
+        bar.get_by_text("clear").click()
+        assert bar.is_hidden()
+        page.reload()
+        assert (bar.is_hidden(), choices.nth(0).input_value()) == (True, "")
+        forbidden = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('forbidden') } })"
+        page.context.add_init_script(forbidden)
+        page.reload()
+        choices.nth(0).select_option("exclude")
+        assert "keeps nothing" in bar.locator(".note").inner_text()
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', {})")
+        bar.get_by_text("copy", exact=True).click()
+        bar.get_by_text("selected").wait_for()
+        assert page.evaluate("getSelection().toString()") == bar.locator("pre").inner_text()

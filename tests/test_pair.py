@@ -40,8 +40,7 @@ def page(first: Run = FIRST, second: Run = SECOND, changed: Sequence[tuple[str, 
 
 def shots(root: Element, heading: str) -> list[list[str]]:
     """What is said of each image below a heading."""
-    heads, groups = root.all("h3"), root.all("div", class_="shots")
-    (group,) = (group for head, group in zip(heads, groups, strict=True) if head.text == heading)
+    (group,) = (group for group in root.all("div", class_="group") if group.one("h3").text == heading)
     return [[span.text for span in one.one("figcaption").all("span")][:2] for one in group.all("figure")]
 
 

@@ -1,5 +1,6 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import Element, parsed
 
 HOSTILE = "<b onclick=alert(1)>"
+IMAGES = 40  # of the validation
 LR = Range.model_validate({"from": 0.001, "to": 0.1, "scale": "log"})
 SWEEP = Sweep(
     HOSTILE, "random", 4, 0, {"train.lr": LR, "train.model": ("resnet18", HOSTILE), "train.nesterov": (True, False)}
@@ -32,9 +34,9 @@ ENDED = [
 ]
 BEST_FIRST = trials.sort_by_rank(ENDED)
 PRESENT = ENDED[0].trial.values
-CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
+CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": IMAGES, "test": 80})
 TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
-PAGE = sweep_page.page(SWEEP, BEST_FIRST, CONCLUSION, TAKE_OVER)
+PAGE = sweep_page.page(SWEEP, BEST_FIRST, IMAGES, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 
 
@@ -58,7 +60,7 @@ def test_the_conclusion_warns_of_the_selection() -> None:
 
 
 def lines(page: Element) -> list[Element]:
-    return page.one("svg").all("path", class_="line")
+    return page.all("svg")[1].all("path", class_="line")
 
 
 def test_the_page_has_every_trial_and_the_sentences() -> None:
@@ -79,7 +81,26 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
     """
     last = result_of(6, lr, model, train_figures(0.25, 2.0, 3))
     for best_first, number in (([*BEST_FIRST, last], 5), ([last], 1)):
-        paths = lines(parsed(sweep_page.page(SWEEP, best_first, CONCLUSION, TAKE_OVER)))
+        paths = lines(parsed(sweep_page.page(SWEEP, best_first, IMAGES, CONCLUSION, TAKE_OVER)))
         assert len(paths) == number
         assert f"train.lr={lr:g} train.model={model}" in paths[0].text
         assert not any("nan" in line.attributes["d"] for line in paths)
+
+
+def test_each_trial_has_a_dot_and_few_settings_have_no_lines() -> None:
+    """In the order of the numbers, with its interval; of many trials the best; ticks are shares of whole images."""
+    dots = ELEMENTS.all("svg")[0]
+    assert len(dots.all("circle")) == len(dots.all("path", class_="line")) == 4
+    assert "lr=0.01 model=resnet18 nesterov=true" in dots.text
+    assert "; lr=0.02" in dots.one("desc").text
+    ticks = [one.text for one in ELEMENTS.all("svg")[1].all("text") if one.text.endswith(" %")]
+    assert ticks == ["50 %", "75 %"]
+    assert ELEMENTS.all(class_="note")[0].text.startswith("Each line is a trial")
+    two = replace(SWEEP, axes={key: SWEEP.axes[key] for key in ("train.lr", "train.model")})
+    page = parsed(sweep_page.page(two, BEST_FIRST, IMAGES, CONCLUSION, TAKE_OVER))
+    assert len(page.all("svg")) == 1
+    many = [result_of(k, 0.01, HOSTILE * 3, train_figures(k / 40, 0.5, 3)) for k in range(1, 40)]
+    page = parsed(sweep_page.page(two, trials.sort_by_rank(many), IMAGES, CONCLUSION, TAKE_OVER))
+    assert len(page.all("circle")) == sweep_page.MOST_DOTS
+    assert page.all(class_="note")[0].text == f"The dots are of the best {sweep_page.MOST_DOTS} trials."
+    assert {len(one.text) for one in page.one("svg").all("text") if one.text.startswith("lr=")} == {42}

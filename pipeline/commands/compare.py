@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from pipeline.base import files
 from pipeline.base.errors import UserError, without_secrets
 from pipeline.base.text import display_width, in_words, pad
 from pipeline.config import document, params
@@ -28,7 +27,7 @@ from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import Comparison
 from pipeline.reporting.gallery import Album
-from pipeline.studies import pair, revisions
+from pipeline.studies import home, pair, revisions
 from pipeline.studies.revisions import Revision, Table
 from pipeline.studies.workcopy import WorkCopy
 
@@ -220,9 +219,9 @@ def compare_two(
         (key, _value(first.params.get(key)), _value(second.params.get(key)))
         for key in differing_params([first, second])
     ]
-    page = Path(config.paths.reports) / "compare.html"
     photos = album(config, pair.paths_on_page(runs[0], runs[1]))
-    files.write_text(page, pair.page(runs[0], runs[1], (tested.word, tested.answer, counts), differing, photos))
+    text = pair.page(runs[0], runs[1], (tested.word, tested.answer, counts), differing, photos)
+    page = home.write_page(config, "compare.html", text)
     return replace(tested, counts=counts, page=page)
 
 

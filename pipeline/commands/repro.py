@@ -22,6 +22,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.sources import originals
+from pipeline.studies import home
 from pipeline.versioning import cache_repair, dvc_lock, in_process, processes
 
 FILES = (".dvc", ".yaml")  # of stages
@@ -94,6 +95,7 @@ def repro(words: list[str], verbose: bool = False, below: str = "") -> int:
             *summary.question(summary.committed_evaluation(config.paths), now),
         ]
         print(f"\n{summary.summary(config.paths, has_report='report' in stages, earlier=earlier)}")
+        print(f"{'all pages':<24} {home.write(config)}")
     return status
 
 

@@ -26,7 +26,7 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.studies import ranges, runner, search, store, sweep_page, trials, workcopy
+from pipeline.studies import home, ranges, runner, search, store, sweep_page, trials, workcopy
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Study, Training
@@ -203,8 +203,8 @@ def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures
     images = figures.image_counts(image_rows(runs.config))
     sentences = trials.conclusion(best_first, runs.present, on_test, images)
     take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
-    page = Path(paths.reports) / "sweep.html"
-    files.write_text(page, sweep_page.page(runs.sweep, best_first, sentences, take_over))
+    text = sweep_page.page(runs.sweep, best_first, images["val"], sentences, take_over)
+    page = home.write_page(runs.config, "sweep.html", text)
     content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
     files.write_json(best_file(path), content)
     print(*sentences, sep="\n")

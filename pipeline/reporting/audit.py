@@ -3,10 +3,13 @@
 Everything is counted; only a limited number of examples is on a page, so that it stays small for any number of files.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from pipeline.data import decoders
 from pipeline.data.suspects import Suspect
@@ -62,7 +65,8 @@ class Audit:
     group_count: int
     divided_group_count: int  # groups with images in more than one split
     grouped_image_count: int
-    issues: tuple[Examples[Suspect], ...]  # those that some image has, in the order of the table
+    issues: tuple[Examples[list[Suspect]], ...]  # in the order of the table; an example has all issues of one image
+    usual_sides: tuple[float, float]  # pixels; of nine in ten used images, as a square of equal area
 
     def total(self, part: str) -> int:
         return sum(counts[part] for counts in self.class_counts.values())
@@ -80,6 +84,9 @@ class Audit:
 def summarize_split(rows: Rows, suspects: Sequence[Suspect] = ()) -> Audit:
     """The audit of all rows of split.csv and of suspects.csv."""
     reasons, groups = _reasons(rows), _groups(rows)
+    by_path = _by_key(suspects, lambda suspect: suspect.path)
+    firsts = _by_key((images[0] for images in by_path.values()), lambda suspect: suspect.issue)  # each image once
+    sides = [math.sqrt(row.width * row.height) for row in rows if row.split] or [0.0]
     counts = Counter((row.label, row.split or "excluded") for row in rows)
     return Audit(
         class_counts={label: {part: counts[label, part] for part in PARTS} for label in sorted({c for c, _ in counts})},
@@ -90,9 +97,10 @@ def summarize_split(rows: Rows, suspects: Sequence[Suspect] = ()) -> Audit:
         divided_group_count=sum(len(group.splits) > 1 for group in groups),
         grouped_image_count=sum(group.count for group in groups),
         issues=tuple(
-            Examples(name, len(images), tuple(images[:MOST_OF_AN_ISSUE]))
+            Examples(name, len(images), tuple(by_path[one.path] for one in firsts.get(name, [])[:MOST_OF_AN_ISSUE]))
             for name, images in _by_key(suspects, lambda suspect: suspect.issue).items()
         ),
+        usual_sides=(float(np.percentile(sides, 5)), float(np.percentile(sides, 95))),
     )
 
 

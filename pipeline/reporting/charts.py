@@ -13,6 +13,7 @@ from pipeline.reporting.rendering import Html, escape
 
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 30, 38  # margins of the plot
+LEAST_ROW = 44  # the height of a row of intervals
 MOST_POINTS = 400  # of a line; a longer one is thinned
 FAR = 3  # a value beyond this many times the 90th percentile is left out, because it would flatten the others
 LEGEND = (8, 94, 192)  # where its entries begin: two lines, and the exported epoch
@@ -86,13 +87,12 @@ def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, lege
 
 def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]]]) -> Chart:
     """For each row (its name, and a share for each line) a dot at the share on a stroke as long as its interval."""
-    shares = [share for _, row in rows for share in row]
-    low = math.floor(5 * min(share.low for share in shares)) / 5
-    x = Axis(low, math.ceil(5 * max(share.high for share in shares)) / 5, LEFT / 2, WIDTH - RIGHT * 2)
-    ticks = [k / 5 for k in range(6) if x.low <= k / 5 <= x.high]
-    parts = [stroke("grid", (x(tick), TOP), (x(tick), HEIGHT - BOTTOM)) for tick in ticks]
-    parts += [label(x(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
-    height = (HEIGHT - BOTTOM - TOP) / len(rows)
+    ticks = _share_steps([share for _, row in rows for share in row])
+    x = Axis(ticks[0][0], ticks[-1][0], LEFT / 2, WIDTH - RIGHT * 2)
+    bottom = max(HEIGHT - BOTTOM, TOP + LEAST_ROW * sum(len(row) for _, row in rows))
+    parts = [stroke("grid", (x(tick), TOP), (x(tick), bottom)) for tick, _ in ticks]
+    parts += [label(x(tick), bottom + 15, text, "middle") for tick, text in ticks]
+    height = (bottom - TOP) / len(rows)
     for place, (name, row) in enumerate(rows):
         top = TOP + height * place
         parts.append(label(x.start + 4, top + 14, name, "start", "haloed"))
@@ -103,6 +103,20 @@ def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]
             parts.append(f'<circle class="dot c{number}" cx="{_round(center)}" cy="{_round(middle)}" r="5"/>')
             parts.append(label(center, middle - 8, _number(share.share, True), "middle", "haloed"))
     values = "; ".join(f"{name}: {', '.join(_number(share.share, True) for share in row)}" for name, row in rows)
+    return _chart(anchor, title, f"{title}. {values}.", parts, height=round(bottom + BOTTOM))
+
+
+def growth(anchor: str, title: str, unit: str, points: Sequence[tuple[int, Share]]) -> Chart:
+    """A share for each number, such as one of images: a dot with its interval, and a line through the dots."""
+    x = Axis(0, max(number for number, _ in points), LEFT, WIDTH - RIGHT)
+    steps = _share_steps([share for _, share in points])
+    y = Axis(steps[0][0], steps[-1][0], HEIGHT - BOTTOM, TOP)
+    parts = [*_grid(y, steps), *_ticks(x, [(number, f"{number:,}") for number, _ in points])]
+    parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, unit, "middle"))
+    parts += [stroke("line c0", (x(number), y(share.low)), (x(number), y(share.high))) for number, share in points]
+    parts.append(f'<path class="line c0" d="{route((x(number), y(share.share)) for number, share in points)}"/>')
+    parts += [_dot(x(number), y, share.share, 0) for number, share in points]
+    values = "; ".join(f"{number:,}: {_number(share.share, True)}" for number, share in points)
     return _chart(anchor, title, f"{title}. {values}.", parts)
 
 
@@ -130,8 +144,10 @@ def svg(anchor: str, title: str, description: str, parts: Iterable[str], size: s
     return Html(f'<svg {size} role="img" aria-labelledby="{anchor}-t {anchor}-d">\n{texts}\n{body}\n</svg>')
 
 
-def _chart(anchor: str, title: str, description: str, parts: Sequence[str], note: str = "") -> Chart:
-    return Chart(title, svg(anchor, title, description, parts, f'viewBox="0 0 {WIDTH} {HEIGHT}"'), note)
+def _chart(
+    anchor: str, title: str, description: str, parts: Sequence[str], note: str = "", height: int = HEIGHT
+) -> Chart:
+    return Chart(title, svg(anchor, title, description, parts, f'viewBox="0 0 {WIDTH} {height}"'), note)
 
 
 # ---- axes ----
@@ -163,6 +179,14 @@ def _steps(top: float) -> list[float]:
         unit *= 10
     step = next(part * unit for part in (0.2, 0.5, 1, 2) if part * unit * 6 >= top)
     return [round(step * k, 12) for k in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def _share_steps(shares: Sequence[Share]) -> list[tuple[float, str]]:
+    """Round shares around these intervals, with their words. No step is less than a point: few images carry no more."""
+    low, high = min(share.low for share in shares), max(share.high for share in shares)
+    step = next(step for step in (20, 10, 5, 2, 1) if 100 * (high - low) / step >= 2 or step == 1)
+    numbers = range(math.floor(100 * low / step + 1e-9), math.ceil(100 * high / step - 1e-9) + 1)
+    return [(number * step / 100, f"{number * step} %") for number in numbers]
 
 
 def _whole_steps(epochs: int) -> list[tuple[float, str]]:

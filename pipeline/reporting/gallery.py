@@ -1,13 +1,15 @@
 """Images on a page: which ones it has, and the words, thumbnail and credit of each."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.data import credits
 from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
 MOST_ANSWERS = 24  # mistakes, and as many right answers
+MOST_CHOICES = 30  # classes to choose from for an image; of more, only the given and the suggested one
 MEASURES = {  # issue → the meaning of its number
     "dark": "The brightness, from 0 to 1, that 99 % of the pixels do not exceed",
     "bright": "The brightness, from 0 to 1, that 95 % of the pixels exceed",
@@ -15,7 +17,7 @@ MEASURES = {  # issue → the meaning of its number
     "low_information": "Bits of information per value of a pixel",
     "grey": "The difference between the colour channels, of 255, that 99 % of the pixels do not exceed",
     "odd_aspect": "The short side divided by the long side",
-    "odd_size": "The side in pixels of a square of the same area; most images of this set have another one",
+    "odd_size": "The side in pixels of a square of the same area; usual: that of nine in ten images",
     "missing_part": "The share of the rows or columns that are plain mid-grey, as the missing part of a JPEG is shown",
 }
 
@@ -48,11 +50,12 @@ NO_HEAT_MAPS = HeatMaps({})
 
 @dataclass(frozen=True)
 class Album:
-    """Thumbnails and credits of the images on a page, by path, and heat maps of mistakes."""
+    """Thumbnails and credits of the images on a page, by path; of mistakes heat maps, and frames (heat_maps.frame)."""
 
     pictures: Mapping[str, Thumbnail]
     credits: Mapping[str, str]
     heat_maps: HeatMaps = NO_HEAT_MAPS
+    frames: Mapping[str, str] = field(default_factory=dict)
 
     def shot(self, path: str) -> Shot:
         """The image with this path."""
@@ -82,3 +85,8 @@ def hard_answers(answers: Sequence[Answer]) -> HardAnswers:
     mistakes = sorted((answer for answer in answers if not answer.is_right), key=lambda one: -one.probabilities[1])
     right = sorted((answer for answer in answers if answer.is_right), key=lambda one: one.probabilities[1])
     return HardAnswers(mistakes[:MOST_ANSWERS], len(mistakes), right[:MOST_ANSWERS], len(right))
+
+
+def choices(classes: Sequence[str]) -> str:
+    """The classes that a person can choose from for an image, as JSON for the script of a page."""
+    return json.dumps(classes if len(classes) <= MOST_CHOICES else (), ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Heat maps beside the mistakes: which places of a photo speak for the wrong class.
+"""Heat maps beside the mistakes: which places of a photo speak for the wrong class; a frame around what the model sees.
 
-They are computed as `predict --heatmap` computes them, on the CPU, in fp32. The stage sets the variables of
+The maps are computed as `predict --heatmap` computes them, on the CPU, in fp32. The stage sets the variables of
 train.arithmetic: portable before. So they too are the same bytes on every x86-64 CPU with AVX2 and FMA.
 """
 
@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.config.params import Params
 from pipeline.data import images
-from pipeline.models.description import Description
-from pipeline.reporting import thumbnails
+from pipeline.dataset import squares
+from pipeline.loader import center
+from pipeline.models.description import Description, View
+from pipeline.reporting import charts, thumbnails
 from pipeline.reporting.gallery import NO_HEAT_MAPS, HeatMaps
 from pipeline.reporting.outcome import Answer
+from pipeline.reporting.thumbnails import Thumbnail
 from pipeline.sources.originals import Originals
 
 
@@ -48,3 +53,14 @@ def heat_maps(config: Params, description: Description, originals: Originals, an
         picture = heatmap.picture(image, view, maps[answer.prediction])
         pictures[answer.path] = thumbnails.encode(picture, picture.size)
     return HeatMaps(pictures)
+
+
+def frame(view: View, picture: Thumbnail) -> str:
+    """The outline of what the model sees of a picture, in its pixels, for the attribute `d` of a path."""
+    size = np.array([picture.width, picture.height])
+    proportions = np.array([squares.proportions(view.fit, (picture.width, picture.height))], np.int32)
+    (box,) = center.eval_boxes(proportions, view.packed_size, view.resize, view.crop)
+    square = {"crop": size.min(), "pad": size.max()}.get(view.fit, size)  # the sides of what is packed
+    corners = (size - square) / 2 + square * box.reshape(2, 2) / (view.packed_size * center.GRID)
+    (left, top), (right, bottom) = np.clip(corners, 0, size).tolist()
+    return f"{charts.route([(left, top), (right, top), (right, bottom), (left, bottom)])}z"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.config.model_names import EXACT_MODELS
 from pipeline.data import corrections, suspects
-from pipeline.reporting import charts, rendering, result
+from pipeline.reporting import charts, gallery, heat_maps, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
 from pipeline.reporting.facts import Facts
@@ -18,11 +18,16 @@ def page(
     facts: Facts,
     hard_answers: HardAnswers,
     pictures: Mapping[str, Thumbnail],
-    heat_maps: HeatMaps = NO_HEAT_MAPS,
+    maps: HeatMaps = NO_HEAT_MAPS,
 ) -> str:
     """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail."""
     outcome = facts.outcome
     classes, counts = outcome.classes, outcome.counts
+    frames = {
+        one.path: heat_maps.frame(facts.model.view, pictures[one.path])
+        for one in hard_answers.mistakes
+        if one.path in pictures
+    }
     return rendering.page(
         "report.html.jinja",
         **vars(facts),
@@ -37,10 +42,11 @@ def page(
         is_exact=facts.model.model in EXACT_MODELS,
         is_narrow=len(classes) <= result.MOST_IN_HALF,
         hard_answers=hard_answers,
-        album=Album(pictures, facts.credits, heat_maps),
+        album=Album(pictures, facts.credits, maps, frames),
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
+        choices=gallery.choices(classes),
         corrections=corrections,
         suspects=suspects,
     )

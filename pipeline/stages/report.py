@@ -30,7 +30,7 @@ def image_paths(answers: HardAnswers, refused: Sequence[Answer], audit: Audit) -
     """The path of every image on the page → whether it must be possible to decode it."""
     excluded = [file.path for reason in audit.reasons for file in reason.examples if file.is_picture]
     used = [path for group in audit.groups for path in group.examples]
-    used += [suspect.path for issue in audit.issues for suspect in issue.examples]
+    used += [images[0].path for issue in audit.issues for images in issue.examples]
     used += [answer.path for answer in (*answers.mistakes, *answers.right_answers, *refused)]
     return dict.fromkeys(excluded, False) | dict.fromkeys(used, True)
 

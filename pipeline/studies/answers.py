@@ -11,7 +11,7 @@ from pipeline.config import document
 from pipeline.config.params import Params, Paths
 from pipeline.evaluation import acceptance, figures, metrics
 from pipeline.reporting.reliance import NO_SHARE, Coverage
-from pipeline.studies import folds_page, label_errors, pooling, record, study
+from pipeline.studies import folds_page, home, label_errors, pooling, record, study
 from pipeline.studies.pooling import Figures, FoldPredictions
 from pipeline.studies.record import Origin, Part, Record
 from pipeline.studies.store import Result
@@ -99,7 +99,7 @@ def write(
         album=study.album(source, folds_page.image_paths(examples, predictions, errors)),
         command=command,
     )
-    files.write_text(Path(config.paths.reports) / PAGE, folds_page.page(content))
+    home.write_page(config, PAGE, folds_page.page(content))
     record.write(folder / RECORD, study_record)
     print(f"\n{_describe(pooled_figures, covered, len(errors), config)}")
     return study_record

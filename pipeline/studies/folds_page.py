@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from pipeline.versioning import identity
 
 MOST_ERRORS, MOST_DOUBTED = 100, 20  # probable label errors that are shown; of models too weak to judge labels
 MOST_PARTS = 100  # rows of the table of folds
-MOST_CHOICES = 30  # classes to choose from for an image; of more, only the given and the suggested one
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ def page(content: Content) -> str:
         errors=len(content.errors),
         doubt=doubt,
         coverage=content.coverage,
-        suspects=list(zip(errors, suggestions, strict=True)),
+        suspects=list(zip(range(1, len(errors) + 1), errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
-        choices=json.dumps(predictions.classes if len(predictions.classes) <= MOST_CHOICES else (), ensure_ascii=False),
+        choices=gallery.choices(predictions.classes),
         corrections=corrections,
         # The table of folds has what varies.
         settings=[

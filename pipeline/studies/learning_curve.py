@@ -19,7 +19,7 @@ from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
 from pipeline.studies import answers as answers_of_folds
-from pipeline.studies import record, store, study
+from pipeline.studies import home, record, store, study
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Result, Training
 from pipeline.studies.study import MOST_FOLDS
@@ -163,7 +163,6 @@ def write(
         for share in SHARES
     }
     points = [Point(share, counts[share], one.share, one.low, one.high) for share, one in accuracies.items()]
-    rows = [(f"{share:.0%}: {counts[share]:,} images", [one]) for share, one in accuracies.items()]
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
     sentence = last.sentence(points[-2].training_images, points[-1].training_images)
@@ -176,9 +175,11 @@ def write(
     files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | conditions)
     page = rendering.page(
         "curve.html.jinja", model=config.train.model, images=len(labels), points=points, sentence=sentence,
-        classes=classes, chart=charts.intervals("curve", "Accuracy by share of the training images", rows),
+        classes=classes,
+        chart=charts.growth("curve", "Accuracy by training images", "training images",
+                            [(counts[share], one) for share, one in accuracies.items()]),
     )  # fmt: skip
-    files.write_text(Path(config.paths.reports) / PAGE, page)
+    home.write_page(config, PAGE, page)
     for row in points:
         print(
             f"{row.share:>5.0%} {row.training_images:>8,} training images   accuracy {row.accuracy:.4f} "

@@ -5,10 +5,12 @@ Its drawing has parallel coordinates: one axis per setting, the last one for the
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config import document
+from pipeline.evaluation import metrics
+from pipeline.evaluation.metrics import Share
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.rendering import Html, escape
 from pipeline.studies import trials
@@ -17,23 +19,28 @@ from pipeline.studies.trials import TrialResult
 
 RESULT = "validation accuracy"
 DRAWING = "Settings and validation accuracy"
+LEAST_LINES = 3  # settings for the drawing with lines
+MOST_DOTS = 24  # trials
 MOST_TICKS = 12  # values of a list that are written
-MOST_LETTERS = 42  # of all values of a list that are written below an axis
+MOST_LETTERS = 42  # of all values of a list that are written below an axis; of the settings of a trial
 WIDTH, ROW, SIDE, FIRST = 360, 84, 18, 28  # units: width, between two axes, beside and above the first one
 LARGEST = 540  # pixels of the width: it would else fill a wide page
 FAINTEST = 0.25  # opacity of the line of the worst trial
 TICK = 4  # half of its length
 
 
-def page(sweep: Sweep, best_first: Sequence[TrialResult], conclusion: Sequence[str], command: str) -> str:
-    """The page as HTML. `conclusion`: sentences about the best trial; `command` takes it over."""
+def page(sweep: Sweep, best_first: Sequence[TrialResult], images: int, conclusion: Sequence[str], command: str) -> str:
+    """The page as HTML. `images`: of the validation. `conclusion`: on the best trial; `command` takes it over."""
+    lines = _drawing(_scales(sweep, best_first, images), _lines(best_first)) if len(sweep.axes) >= LEAST_LINES else None
     return rendering.page(
         "sweep.html.jinja",
         sweep=sweep,
         keys=[_short(key) for key in sweep.axes],
         conclusion=conclusion,
         command=command,
-        drawing=_drawing(_scales(sweep, best_first), _lines(best_first)),
+        lines=lines,
+        dots=charts.intervals("dots", f"{RESULT.capitalize()} with its 95\u00a0% interval", _dots(best_first, images)),
+        most_dots=MOST_DOTS,
         result=RESULT,
         trials=[
             _row(rank, result, list(sweep.axes))
@@ -60,6 +67,17 @@ def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, objec
     }
 
 
+def _dots(best_first: Sequence[TrialResult], images: int) -> list[tuple[str, list[Share]]]:
+    """The settings and the validation accuracy of the best trials, in the order of their numbers."""
+    shown = [result for result in best_first if result.figures][:MOST_DOTS]
+    rows = []
+    for result in sorted(shown, key=lambda result: result.trial.number):
+        name = " ".join(f"{_short(key)}={document.value_text(value)}" for key, value in result.trial.values.items())
+        short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        rows.append((short, [metrics.share(round(result.figures[0].val_accuracy * images), images)]))
+    return rows
+
+
 # ---- the content of the drawing ----
 
 
@@ -72,12 +90,18 @@ class Scale:
     values: Sequence[float]  # of each line
 
 
-def _scales(sweep: Sweep, best_first: Sequence[TrialResult]) -> list[Scale]:
+def _scales(sweep: Sweep, best_first: Sequence[TrialResult], images: int) -> list[Scale]:
     """An axis for each setting, and one for the result, with the trials that have a result."""
     finished = [result for result in best_first if result.figures]
     accuracies = [result.figures[0].val_accuracy for result in finished]
     scales = [_scale(sweep, key, [result.trial.values[key] for result in finished]) for key in sweep.axes]
-    return [*scales, _of_numbers(RESULT, min(accuracies), max(accuracies), accuracies, log=False)]
+    result = _of_numbers(RESULT, min(accuracies), max(accuracies), accuracies, log=False)
+    decimals = max(math.ceil(math.log10(images)) - 2, 0)  # of percent: one image is 1 / images
+    numbers = sorted({round(accuracy * images) for accuracy in accuracies})
+    shown = dict.fromkeys([numbers[0], *numbers[1 : -1 : -(-len(numbers) // 3)], numbers[-1]])
+    places = _of_numbers(RESULT, numbers[0], numbers[-1], list(shown), log=False).values
+    ticks = [(at, f"{100 * n / images:.{decimals}f} %") for at, n in zip(places, shown, strict=True)]
+    return [*scales, replace(result, ticks=ticks)]
 
 
 def _scale(sweep: Sweep, key: str, values: Sequence[Any]) -> Scale:

@@ -30,7 +30,7 @@ from pipeline.loader.storage import ImageStore
 from pipeline.models import exported
 from pipeline.reporting import rendering
 from pipeline.sources.originals import Originals
-from pipeline.studies import record, store, study
+from pipeline.studies import home, record, store, study
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Training
 from pipeline.studies.workcopy import WorkCopy
@@ -184,7 +184,7 @@ def write(source: WorkCopy, results: Sequence[Result], answers: Sequence[Answer]
         album=study.album(source, [answer.path for _, part, _ in kinds for answer in part]),
         coverage=config.evaluate.coverage,
     )  # fmt: skip
-    files.write_text(Path(config.paths.reports) / PAGE, page)
+    home.write_page(config, PAGE, page)
     for result in (*results, total):
         print(describe(result))
     print(f"folds: all answers: {folder / TABLE}; the page, for a browser: {config.paths.reports}/{PAGE}")

@@ -56,7 +56,9 @@ def started() -> Iterator[Browser]:
 def opened(
     browser: Browser, path: Path, *, width: int = 1280, scheme: Scheme = "light", script: bool = True
 ) -> Iterator[Page]:
-    """A page of a file. After the block: it wrote nothing to the console, and requested nothing but the file."""
+    """A page of a file. After the block: it wrote nothing to the console, and requested nothing but the file.
+
+    It may have been loaded again."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script
     )
@@ -68,4 +70,4 @@ def opened(
     yield page
     context.close()
     assert messages == []
-    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
+    assert {url for url in urls if not url.startswith("data:")} == {path.as_uri()}

@@ -14,7 +14,8 @@
     }
     for (const group of groups) {
       group.hidden = chosen !== null && group.querySelector(".shot:not([hidden])") === null;
-      group.querySelector(".number").hidden = chosen !== null;
+      for (const part of group.querySelectorAll(".number, summary")) part.hidden = chosen !== null;
+      for (const folded of group.querySelectorAll("details")) folded.open = chosen !== null;
     }
     for (const cell of cells) {
       if (cell === chosen) cell.setAttribute("aria-current", "true");

@@ -1,0 +1,47 @@
+"""The page reports/home.html: every page of the folder, with what each says first.
+
+No stage writes this page, and nothing hashes it. So it names the commit, and the folder of the photos.
+"""
+
+import html
+import re
+from pathlib import Path
+
+from pipeline.base import files
+from pipeline.config.params import Params
+from pipeline.reporting import rendering
+from pipeline.versioning import programs
+
+PAGE, REPORT = "home.html", "index.html"
+HEAD = re.compile(r'<meta name="description" content="(.*?)">\n<title>(.*?)</title>', re.DOTALL)  # of page.html.jinja
+LONGEST_HEAD = 8192  # characters
+
+
+def write_page(config: Params, name: str, text: str) -> Path:
+    """Write a page of a study into the folder of reports, and the list of all pages. Returns the path of the page."""
+    path = Path(config.paths.reports) / name
+    files.write_text(path, text)
+    write(config)
+    return path
+
+
+def write(config: Params) -> Path:
+    """Write the list of all pages in the folder of reports: the report first, then by name. Returns its path."""
+    folder = Path(config.paths.reports)
+    names = sorted((path.name for path in folder.glob("*.html") if path.name != PAGE), key=lambda n: (n != REPORT, n))
+    photos = Path(config.paths.inbox) if config.data.source == "folder" else Path.cwd()
+    page = rendering.page(
+        "home.html.jinja",
+        photos=photos.name,
+        commit=programs.last_commit() or "none",
+        pages=[(name, *_head(folder / name)) for name in names],
+    )
+    files.write_text(folder / PAGE, page)
+    return folder / PAGE
+
+
+def _head(path: Path) -> tuple[str, str]:
+    """The title of a page, and what it says first. A page that this project did not write has its name alone."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        found = HEAD.search(file.read(LONGEST_HEAD))
+    return (html.unescape(found[2]), html.unescape(found[1]).replace("\n", " ")) if found else (path.name, "")
