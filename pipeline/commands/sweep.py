@@ -10,8 +10,6 @@ again, and an interrupted one goes on from its checkpoint: if this command is st
 """
 
 import shlex
-import shutil
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +29,7 @@ from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Study, Training
 from pipeline.studies.trials import TrialResult
-from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import children, dvc_lock, integrity, programs
+from pipeline.versioning import programs
 
 EXAMPLE = "docs/sweep.yaml"
 TRAIN = "weights", "features", "train"  # the stages of a trial
@@ -76,27 +73,6 @@ class Runs:
         return TrialResult(trial, self.study.experiment(training), figures_of_trial, folder)
 
 
-def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkCopy:
-    """A work copy of the project, which those of the trials are copies of: no later edit is in one of them.
-
-    Its prepared data are a snapshot. The user's own weights are links.
-    """
-    source = workcopy.copy_project(folder / store.SOURCE, {})
-    if source.config != config:
-        raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
-    stages = document.read(dvc_lock.LOCK)["stages"]
-    shutil.copyfile(dvc_lock.LOCK, source.folder / dvc_lock.LOCK)
-    document.rewrite(source.folder / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
-    files.remove(source.folder / Paths.metrics)  # figures of another model
-    workcopy.copy_files([Path(Paths.metrics, split_report.IMAGES)], Path(), source.folder)
-    memory = integrity.load_memory() | workcopy.snapshot((Paths.packed, Paths.kept, Paths.split), source.folder)
-    files.write_json(source.folder / integrity.MEMORY, memory)  # so no trial reads the images once more
-    for name in weights:
-        if not (source.folder / name).exists():
-            files.link(source.folder / name, Path(name))
-    return source
-
-
 def say(sentence: str) -> None:
     print(f"sweep: {sentence}", flush=True)
 
@@ -111,19 +87,12 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
     plan = replace(plan, trials=len(search.plan(plan, first)) or plan.trials)
     slots = slots_of_trials(plan, config, jobs, on)
     with store.study_folder("sweep", "sweep") as folder:
-        trials_in_words = f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search})"
-        say(f"{trials_in_words}; first the data: perennial repro prepare")
+        say(f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search}); first the data")
         files.remove(best_file(path))
-        command = [sys.executable, "-m", "pipeline", "repro", "prepare"]
-        if children.run(command, env=programs.environment()):
-            value = "the data could not be made ready"
-            raise UserError(Fault("perennial repro prepare", value, "failed", remedy="see above"))
-        weights = trials.weights(config, plan)
-        own = {path: files.sha256(Path(path)) for path in weights}
-        source = create_source(folder, config, weights)
-        runs = Runs(
-            plan, config, first, Study("sweep", source, RUNS, slots, TRAIN, (TRAIN_FILE,), others={"weights": own})
-        )
+        own = {path: files.sha256(Path(path)) for path in trials.weights(config, plan)}
+        study = store.of_project("sweep", folder, {}, slots, first=DATA)
+        study = replace(study, runs=RUNS, stages=TRAIN, outputs=(TRAIN_FILE,), others={"weights": own})
+        runs = Runs(plan, config, first, study)
         best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
@@ -182,11 +151,6 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
     return list(map(runs.result, plan))
 
 
-def image_rows(config: Params) -> list[dict[str, str]]:
-    """The rows of images.csv, one for each class."""
-    return files.read_csv(Path(config.paths.metrics) / split_report.IMAGES)
-
-
 def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
     tested = replace(runs.study, slots=runs.study.slots[:1], stages=TEST, outputs=(TRAIN_FILE, EVAL_FILE))
@@ -200,7 +164,7 @@ def test_best(runs: Runs, trial: Trial) -> EvalFigures:
 def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures, path: Path) -> None:
     """Write the page, and print how good the best trial is and how to take it over."""
     paths, best = runs.config.paths, best_first[0].trial
-    images = figures.image_counts(image_rows(runs.config))
+    images = figures.image_counts(files.read_csv(runs.study.source.folder / Paths.metrics / split_report.IMAGES))
     sentences = trials.conclusion(best_first, runs.present, on_test, images)
     take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
     page = Path(paths.reports) / "sweep.html"
