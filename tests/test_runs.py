@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest import comparison
 from pipeline.base import files, locks
 from pipeline.base.errors import UserError
 from pipeline.base.files import LOCKED_PACKAGES
@@ -120,14 +119,3 @@ def test_clean_runs_removes_what_nothing_would_resume(
     run.checkpoint.unlink()  # it has finished
     runs.clean(config)
     assert not [*Path("runs").iterdir()]
-
-
-def test_a_repetition_finds_the_run_whatever_its_experiment_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`verify` shows the provenance of a training beside that of its repetition, by the fingerprint in their names."""
-    for name, host in (("here/resnet18-fp32-single-calm-01234567", "a"), ("there/resnet18-fp32-single-01234567", "b")):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / provenance.FILE).write_text(f'{{"host": "{host}"}}')
-    comparison.print_provenance(tmp_path / "here", tmp_path / "there")
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["host", "a", "b"]
