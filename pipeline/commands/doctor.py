@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 from argparse import Namespace
@@ -67,7 +66,6 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield photos(config)
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
-    yield dvc()
     yield packages(LOCKED_PACKAGES.read_text(), TESTS.read_text())
 
 
@@ -208,20 +206,6 @@ def git() -> Finding:
     reason = (result.stderr.splitlines() or ["no reason given"])[0]
     remedy = f"git config --global --add safe.directory {Path.cwd()}" if "dubious" in reason else "git init"
     return Finding("Git", "no repository", f"{reason}; {remedy}")
-
-
-def dvc() -> Finding:
-    """How DVC brings files from its cache into the workspace: the links that the disk offers, and cache.type."""
-    program = shutil.which("dvc")
-    if program is None:
-        return Finding("DVC", "missing", "dvc is not on the PATH; activate the environment: . .venv/bin/activate")
-    result = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False)
-    cache_types = re.search(r"^Cache types: (.*)$", result.stdout, re.MULTILINE)
-    links = cache_types[1] if cache_types and "no-dvc-cache" not in cache_types[1] else "known after the first run"
-    kind = subprocess.run([program, "config", "cache.type"], capture_output=True, text=True, check=False).stdout.strip()
-    fault = "" if result.returncode == 0 else f"dvc doctor: {(result.stderr.splitlines() or ['failed'])[-1]}"
-    value = f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}"
-    return Finding("DVC", value, fault)
 
 
 def packages(lock: str, tests: str) -> Finding:

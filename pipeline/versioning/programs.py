@@ -2,17 +2,15 @@
 
 import getpass
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, Kind, UserError
+from pipeline.base.errors import Fault, UserError
 
 TEMPORARY = files.TEMPORARY
-QUOTED = re.compile(r" +\d+ ")  # how a line of a file begins in a message of DVC
 
 
 def environment() -> dict[str, str]:
@@ -34,24 +32,20 @@ def output(
     cwd: Path | None = None,
     environ: dict[str, str] | None = None,
     remedy: str = "",
-    kind: Kind = "failed",
 ) -> str:
     """The standard output of a command.
 
-    Raises UserError with its last line of stderr, and with `remedy` and `kind`, if the command fails.
+    Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
     """
     result = subprocess.run(
         command, cwd=cwd, env=environ or environment(), capture_output=True, check=False, text=True,
         errors="surrogateescape",  # the name of a file may be no UTF-8
     )  # fmt: skip
     if result.returncode:
-        # DVC quotes the lines of a file that it cannot read, each after its number.
-        lines = [line for line in result.stderr.splitlines() if line.strip() and not QUOTED.match(line)] or [
-            "no message"
-        ]
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
-        raise UserError(Fault(program, f"exit status {result.returncode}", kind, lines[-1], remedy=remedy))
+        raise UserError(Fault(program, f"exit status {result.returncode}", "failed", lines[-1], remedy=remedy))
     return result.stdout
 
 
