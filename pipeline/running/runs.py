@@ -61,11 +61,6 @@ class Run:
         return self.folder / CHECKPOINT
 
     @property
-    def checkpoints(self) -> tuple[Path, Path]:
-        """The paths of the newest checkpoint and of the one before it."""
-        return self.checkpoint, checkpoint.previous(self.checkpoint)
-
-    @property
     def _provenance(self) -> Path:
         return self.folder / provenance.FILE
 
