@@ -112,7 +112,6 @@ def compare(parser: Parser) -> None:
 def verify(parser: Parser) -> None:
     parser.add_argument("--stage", metavar="NAME", help="run this stage only")
     as_statement(parser)
-    where(parser)
     others = parser.add_subparsers(dest="what", title="instead of all stages")
     audit = others.add_parser("audit", help="repeat a part of the training, from states in states/ (run.keep_states)")
     audit.add_argument("share", metavar="SHARE", type=share, help="of the training, drawn at random: 0.1 is a tenth")

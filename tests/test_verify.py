@@ -249,7 +249,7 @@ def test_the_log_of_a_failed_stage_stays(tmp_path: Path) -> None:
     done = call(tmp_path, "python", "-c", (  # a process of its own: it becomes the parent of orphans
         f"import sys; sys.path.append({str(PROJECT)!r}); "
         "from pathlib import Path; from pipeline.commands import verify; from pipeline.studies import runner; "
-        "print(*verify.run(runner.Job('commit 1', Path('copy'), ('train',)), [runner.here()]))"
+        "print(*verify.run(runner.Job('commit 1', Path('copy'), ('train',))))"
     ))  # fmt: skip
     assert done.stdout.splitlines()[-1].endswith(f": {repetition.LOG}")
     assert "commit 1: " in done.stdout

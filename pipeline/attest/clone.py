@@ -16,10 +16,9 @@ from pipeline.attest import folder, repetition
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.base.files import LOCKED_PACKAGES
-from pipeline.checks import locked
+from pipeline.checks import locked, machine, validity
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.studies import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
@@ -44,18 +43,18 @@ def is_here(stage_hashes: StageHashes) -> bool:
     return not any(Path(path).exists() for path in outs if path not in tracked)
 
 
-def checked(on: str) -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of the clone in the current folder. `on`: a value of --on.
+def checked() -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of the clone in the current folder.
 
     The user's own photos and weights come from its remote. Raises UserError for files that nobody can review, for other
     packages than its own, for a command that is not this project's, if dvc.lock is not of its commit, if an output in
-    the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run there.
+    the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run here.
     """
     print("verify: a clone in which nothing has run: its code, perhaps somebody else's, runs as your user", flush=True)
     check_tracked()
     check_packages()
     config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
+    errors.raise_if_any(validity.faults(config, machine.read()))
     errors.raise_if_any(folder.commit_differences(stage_hashes))
     outs = dvc_lock.outputs(stage_hashes)
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}

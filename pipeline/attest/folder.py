@@ -5,10 +5,10 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault
+from pipeline.checks import machine, validity
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.planning import forecast
-from pipeline.studies import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, StageHashes
 
@@ -18,13 +18,10 @@ FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit
 ANY_STAGE = "dvc pull or dvc checkout restores it; perennial repro makes all but your own photos and weights again"
 
 
-def checked(on: str = "") -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of this folder, after `check`. `on`: a value of --on.
-
-    Raises UserError, also if it cannot run there.
-    """
+def checked() -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of this folder, after `check`. Raises UserError, also if it cannot run here."""
     config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
+    errors.raise_if_any(validity.faults(config, machine.read()))
     check(config, stage_hashes)
     return config, stage_hashes
 

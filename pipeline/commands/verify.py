@@ -58,13 +58,14 @@ from typing import Any
 from pipeline.attest import clone, comparison, folder, repetition, segments, statement
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
+from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import figures
 from pipeline.running.claim import Claim
 from pipeline.studies import record, runner
-from pipeline.studies.runner import Job, Slot
+from pipeline.studies.runner import Job
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
@@ -80,25 +81,24 @@ class LockedRun:
     stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
     states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
-    on: str = ""  # a value of --on
 
 
-def verify(only: str | None, on: str = "") -> int:
+def verify(only: str | None) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `on`: a value of --on. Raises UserError if this folder is not clean, or if a stage fails.
+    Raises UserError if this folder is not clean, or if a stage fails.
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
-        return verify_recorded(recorded, only, on)
+        return verify_recorded(recorded, only)
     names = dvc_lock.read()
     if only is not None and only not in names:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
     in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
-    config, stage_hashes = clone.checked(on) if in_clone else folder.checked(on)
+    config, stage_hashes = clone.checked() if in_clone else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, on), stages, targets, *options)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -106,7 +106,7 @@ def has_own_lock() -> bool:
     return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
 
 
-def verify_recorded(lock: Path, only: str | None, on: str) -> int:
+def verify_recorded(lock: Path, only: str | None) -> int:
     """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
     print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
     if only is not None:
@@ -114,13 +114,13 @@ def verify_recorded(lock: Path, only: str | None, on: str) -> int:
         raise UserError(Fault("--stage", repr(only), "missing", "nothing has run here", remedy=remedy))
     path = record.DEMO / params.FILE
     config, values, stage_hashes = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
-    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
+    errors.raise_if_any(validity.faults(config, machine.read()))
     errors.raise_if_any(folder.outputs_outside(stage_hashes))
     own = {params.FILE, corrections.FILE.as_posix()}  # the demo has others
     errors.raise_if_any(
         fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
     )
-    return repeat(LockedRun(lock, config, stage_hashes, values, on=on), list(stage_hashes), ())
+    return repeat(LockedRun(lock, config, stage_hashes, values), list(stage_hashes), ())
 
 
 def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
@@ -134,10 +134,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
-    places = runner.slots(locked_run.config, 1, locked_run.on)
-    shared = programs.TEMPORARY.absolute() if locked_run.on else None  # where all nodes see it, as the project
-    programs.TEMPORARY.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="perennial-verify-", dir=shared) as temporary:
+    with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
         copy = repetition.make_copy(place, locked_run.config, locked_run.values)
@@ -150,7 +147,7 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
         variable = segments.write_claim(place, Claim(locked_run.states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
-        failures = run(job, places)
+        failures = run(job)
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, locked_run.states)}")
             return DIFFERENT
@@ -173,9 +170,9 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     return f"verify: differs: the training, in epoch {epoch} of {max(states)}; {before}; it is not repeated further"
 
 
-def run(job: Job, places: Sequence[Slot]) -> list[Fault]:
+def run(job: Job) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
-    with closing(runner.run_all([replace(job, is_temporary=True)], places, "verify")) as outcomes:
+    with closing(runner.run_all([job], [runner.here()], "verify")) as outcomes:
         (outcome,) = outcomes
     if not outcome.failures:
         return []
@@ -238,7 +235,7 @@ def stdout_to_stderr() -> Iterator[None]:
 def repeat_part(arguments: Namespace) -> int:
     """The same, with everything that is said on stdout."""
     if arguments.what is None:
-        return verify(arguments.stage, arguments.on)
+        return verify(arguments.stage)
     return segments.audit(
         *folder.checked(), arguments.share, arguments.seed, part=arguments.part, processes=arguments.processes
     )
