@@ -23,7 +23,6 @@ from pipeline.running.exits import ENDED_NOTE, LAUNCH
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # variables of a process that torchrun has started
-MPIRUN = "OMPI_COMM_WORLD_SIZE"
 
 
 def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
@@ -131,13 +130,6 @@ def become_rank(name: str, run: Run) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "pipeline", "rank", name])  # noqa: S606  (no shell is wanted)
 
 
-def check_mpirun(environ: Mapping[str, str]) -> None:
-    """Raise UserError if mpirun has started several processes: each of them would start all."""
-    if (size := environ.get(MPIRUN, "1")) != "1":
-        remedy = "start it without mpirun: run.launcher names what starts the processes"
-        raise UserError(Fault(MPIRUN, size, "differs", "mpirun has started this command so many times", "1", remedy))
-
-
 def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
     """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
 
@@ -145,7 +137,6 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
     """
 
     def start(config: Params) -> None:
-        check_mpirun(os.environ)
         if name == "features" and config.train.head == "trained":
             feature_file.write_none(Path(config.paths.features))
             return
