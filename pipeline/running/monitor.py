@@ -47,7 +47,7 @@ class Monitor:
         is_main, first_step = job.world.is_main, progress.step
         # The values of the last step before were written with its own number; without a step nothing stays.
         purge = first_step + 1 if first_step else 0
-        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=purge) if is_main else _NullWriter()
+        self._writer: Any = SummaryWriter(str(job.run.folder), purge_step=purge) if is_main else _NullWriter()
         title, disable = _title(job, len(progress.history) + 1), None if is_main else True
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
