@@ -168,7 +168,6 @@ def sweep(parser: Parser) -> None:
     what = "a file of ranges (default: docs/sweep.yaml of the project)"
     parser.add_argument("file", nargs="?", metavar="FILE", help=what)
     at_a_time(parser, "trials")
-    parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
 
 
 def continue_from(parser: Parser) -> None:

@@ -33,7 +33,7 @@ ENDED = [
 BEST_FIRST = trials.sort_by_rank(ENDED)
 PRESENT = ENDED[0].trial.values
 CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
-TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
+TAKE_OVER = "perennial try s-trial4 train.lr=0.05"
 PAGE = sweep_page.page(SWEEP, BEST_FIRST, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 
