@@ -51,11 +51,7 @@ from pipeline.command_line import (
     version,
 )
 
-LAUNCHED = {
-    "features": "pipeline.running.launch",
-    "train": "pipeline.running.launch_train",
-    "evaluate": "pipeline.running.launch",
-}
+LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
 
 def module_of(arguments: argparse.Namespace) -> str:
