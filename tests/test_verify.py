@@ -14,11 +14,11 @@ import torch
 
 from pipeline.attest import comparison, repetition
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT, Kind, UserError
+from pipeline.base.errors import Kind, UserError
 from pipeline.commands import verify as command
 from pipeline.config import params
 from pipeline.models import exported
-from pipeline.studies import record, runner
+from pipeline.studies import runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
 from tests.helpers.projects import call, commit, edited, verify, verify_environment
@@ -28,7 +28,6 @@ from tests.helpers.trainings import gone, wait_for
 Change = Callable[[Path], object]
 SHARD, WEIGHTS = "data/packed/images-00000.bin", "models/model.safetensors"
 AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")
-LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
 
 @pytest.fixture
@@ -72,10 +71,11 @@ def flip_a_bit(project: Path) -> None:
     (project / SHARD).write_bytes(content)
 
 
-def write_another_hash(project: Path, lock: Path = dvc_lock.LOCK) -> None:
+def write_another_hash(project: Path) -> None:
     """Write a lock with a hash that no run wrote."""
-    expected = dvc_lock.read(project / lock)["train"]["outs"]["models/model.json"]
-    (project / lock).write_text((project / lock).read_text().replace(expected, expected[::-1]))
+    lock = project / dvc_lock.LOCK
+    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
 
 
 def lead_out(project: Path) -> None:
@@ -168,44 +168,6 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     named, _, ran = done.stdout.partition(": done (1 of 1)")
     assert "verify: the stage evaluate: 'cp -r old/. .'" in named
     assert ran
-
-
-@pytest.fixture
-def clone(project: Path) -> Path:
-    """A fresh clone of a commit without a dvc.lock, in which the run of the project is the recorded one."""
-    folder = project / record.DEMO
-    folder.mkdir(parents=True)
-    for name in (dvc_lock.LOCK.name, "params.yaml"):
-        shutil.copyfile(project / name, folder / name)
-    call(project, "git", "rm", "--quiet", "-r", "--cached", "dvc.lock", "metrics")
-    (project / "dvc.lock").unlink()
-    shutil.rmtree(project / "metrics")
-    set_params(project, train__lr=0.02)
-    with (project / LATER).open("a") as code:  # dvc.yaml names this file
-        code.write("# a later commit\n")
-    commit(project)
-    call(project, "git", "clone", "--quiet", ".", "../clone")
-    return project.parent / "clone"
-
-
-@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats the run of a folder")
-def test_a_fresh_clone_repeats_the_recorded_run_and_names_a_forged_hash(clone: Path) -> None:
-    """With other params and with later code, which is named. The output with the forged hash alone differs."""
-    assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr  # the cache has no inputs for it
-    lock, forged = record.DEMO / dvc_lock.LOCK, "models/model.json"
-    write_another_hash(clone, lock)
-    assert f"verify: {lock}: " in verify(clone).stderr  # it is not committed
-    commit(clone)
-    done = verify(clone)
-    assert done.returncode == DIFFERENT, done.stderr
-    assert results(done.stdout, "differs") == [forged]
-    assert {*results(done.stdout), forged} == {*dvc_lock.outputs(dvc_lock.read(clone / lock))}
-    lines = done.stdout.splitlines()
-    (note,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
-    assert LATER in note
-    assert lines[-1] == f"verify: differs: {forged}"
-    assert call(clone, "git", "status", "--porcelain").stdout == ""
-    assert not (clone / "dvc.lock").exists()
 
 
 def test_with_an_inbox_the_rest_is_repeated(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

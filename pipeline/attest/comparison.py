@@ -34,14 +34,6 @@ def read_hashes(expected: Hashes, folder: Path) -> Hashes:
     return {output.path: output.actual for output in outputs if output.actual}
 
 
-def changed_inputs(stage_hashes: StageHashes, made: StageHashes) -> list[str]:
-    """The inputs whose hash is not that of dvc.lock and that no stage writes: code, pins and the user's own files."""
-    outs = dvc_lock.outputs(stage_hashes)
-    here = {path: md5 for stage in made.values() for path, md5 in stage["deps"].items()}
-    there = {path: md5 for stage in stage_hashes.values() for path, md5 in stage["deps"].items() if path not in outs}
-    return sorted(path for path, md5 in there.items() if here.get(path) != md5)
-
-
 def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:
     """Print in how many tensors the weights among these outputs differ, if the files are here and in the work copy."""
     for path in outputs:
