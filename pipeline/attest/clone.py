@@ -9,14 +9,14 @@ import configparser
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from pipeline.attest import folder, repetition
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError, missing
-from pipeline.base.files import LOCKED_PACKAGES
-from pipeline.checks import locked, machine, validity
+from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock, integrity, programs
@@ -28,7 +28,6 @@ COMPILED = (".pyc", ".so", ".pth")
 LOCAL = (".dvc/config.local", ".dvc/tmp/", ".dvc/cache/")  # what DVC writes on one machine
 CONFIG = Path(".dvc/config")
 SETTINGS = {"analytics", "autostage", "remote", "url", "endpointurl", "region", "version_aware"}
-MOST_SHOWN = 5
 REMEDY = "ask whoever publishes it for dvc push; or put the same files there, then dvc add"
 
 
@@ -52,9 +51,9 @@ def checked() -> tuple[Params, StageHashes]:
     """
     print("verify: a clone in which nothing has run: its code, perhaps somebody else's, runs as your user", flush=True)
     check_tracked()
-    check_packages()
     config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(validity.faults(config, machine.read()))
+    here = replace(machine.read(), other_packages=machine.other_packages(Path()))  # than the lock of the clone says
+    errors.raise_if_any(validity.faults(config, here))
     errors.raise_if_any(folder.commit_differences(stage_hashes))
     outs = dvc_lock.outputs(stage_hashes)
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
@@ -115,16 +114,6 @@ def hidden_library(path: Path) -> str:
         return ""
     places = [place for place in sys.path if Path(place).resolve() != Path.cwd().resolve()]
     return name if name in sys.stdlib_module_names or PathFinder.find_spec(name, places) else ""
-
-
-def check_packages() -> None:
-    """Raise UserError if other packages are installed than those that the clone needs."""
-    with schema.reading(LOCKED_PACKAGES, f"git checkout {LOCKED_PACKAGES}"):
-        text = LOCKED_PACKAGES.read_text(encoding="utf-8")
-    if different := locked.differences(locked.versions(text)):
-        more = f" … and {len(different) - MOST_SHOWN} more" if len(different) > MOST_SHOWN else ""
-        reason, remedy = f"{', '.join(different[:MOST_SHOWN])}{more}", "make setup, here in the clone"
-        raise UserError(Fault(str(LOCKED_PACKAGES), "other packages are installed", "machine", reason, remedy=remedy))
 
 
 def check_remotes() -> None:

@@ -19,19 +19,17 @@ ANY_STAGE = "dvc pull or dvc checkout restores it; perennial repro makes all but
 
 
 def checked() -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of this folder, after `check`. Raises UserError, also if it cannot run here."""
+    """The params and the dvc.lock of this folder. Reads every byte of the outputs.
+
+    Raises UserError if the folder is not what the commit and its dvc.lock say, and if it cannot run here.
+    """
     config, stage_hashes = params.load(), dvc_lock.read()
     errors.raise_if_any(validity.faults(config, machine.read()))
-    check(config, stage_hashes)
-    return config, stage_hashes
-
-
-def check(config: Params, stage_hashes: StageHashes) -> None:
-    """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
     errors.raise_if_any(outputs_outside(stage_hashes))
     errors.raise_if_any(commit_differences(stage_hashes))
     errors.raise_if_any(lock_differences(config, stage_hashes, set(), ANY_STAGE))
     errors.raise_if_any(integrity.damage(stage_hashes))
+    return config, stage_hashes
 
 
 def outputs_outside(stage_hashes: StageHashes) -> list[Fault]:

@@ -48,7 +48,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +67,6 @@ from pipeline.versioning.dvc_lock import StageHashes
 REMOVED = "the work copy is removed"
 
 
-@dataclass(frozen=True)
-class LockedRun:
-    """What dvc.lock says, and the params that it is of."""
-
-    config: Params
-    stage_hashes: StageHashes
-    states: dict[int, str]  # see Claim; none: the training is repeated to its end
-
-
 def verify(only: str | None) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
@@ -91,15 +82,22 @@ def verify(only: str | None) -> int:
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(config, stage_hashes, states), stages, targets, *options)
+    return repeat(config, stage_hashes, states, stages, targets, *options)
 
 
-def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
+def repeat(
+    config: Params,
+    stage_hashes: StageHashes,
+    states: dict[int, str],
+    stages: Sequence[str],
+    targets: Sequence[str],
+    *options: str,
+) -> int:
     """Run these stages in a work copy, and print the comparison. Returns the exit status.
 
-    `targets`, `options`: of the `dvc repro` that runs them.
+    `states`: see Claim; without any, the training is repeated to its end. `targets`, `options`: of the `dvc repro` that
+    runs them.
     """
-    stage_hashes = locked_run.stage_hashes
     if not stages:
         raise UserError(Fault(str(dvc_lock.LOCK), "no stage that can be repeated", "missing", remedy="perennial repro"))
     faults = folder.foreign_commands(stages)
@@ -108,16 +106,16 @@ def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str],
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make_copy(place, locked_run.config, {})
+        copy = repetition.make_copy(place, config, {})
         repetition.bring_inputs(copy, stage_hashes, stages)
         for path in dvc_lock.outputs(stage_hashes, stages):
             files.remove(place / path)  # else a stage that does not run would leave the one of the commit
-        variable = segments.write_claim(place, Claim(locked_run.states))
+        variable = segments.write_claim(place, Claim(states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
         failures = run(job)
         if epoch := segments.differing_epoch(place):
-            print(f"\n{describe_difference(epoch, locked_run.states)}")
+            print(f"\n{describe_difference(epoch, states)}")
             return DIFFERENT
         errors.raise_if_any(failures)
         hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
