@@ -182,17 +182,11 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                 )
 
 
-def run_or_raise(
-    jobs: Sequence[Job], places: Sequence[Slot], command: str, then: Callable[[Job], object] = lambda job: None
-) -> None:
-    """Run the jobs as `run_all` does, and call `then` with each that succeeds.
-
-    Raises UserError for the first one that fails; the others are ended.
-    """
+def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
+    """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
     with closing(run_all(jobs, places, command)) as outcomes:
         for outcome in outcomes:
             raise_if_any(outcome.failures)
-            then(outcome.job)
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:

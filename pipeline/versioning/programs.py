@@ -54,13 +54,13 @@ def dvc(*arguments: str, **options: Any) -> str:
     return output(sys.executable, "-P", "-m", "dvc", *arguments, **options)
 
 
-def code_version(*pathspecs: str, cwd: Path | None = None) -> str:
+def code_version(*pathspecs: str) -> str:
     """The hash of the last commit, with "-dirty" if a file of these pathspecs, also a new one, differs from it.
 
     Empty where there is no commit of Git.
     """
-    commit = last_commit(cwd)
-    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs, cwd=cwd)
+    commit = last_commit()
+    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs)
     return f"{commit}-dirty" if changed else commit
 
 
