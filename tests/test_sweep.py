@@ -1,7 +1,6 @@
 """`perennial sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -109,9 +108,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
     """The table is in the order of the validation accuracy; only the best trial's experiment has a test accuracy."""
     folder = project(tmp_path / "project", LEARNING, train__epochs=1)
-    finish_sweep(folder)
+    said = finish_sweep(folder)
     table = rows(folder)
     assert sorted(row["trial"] for row in table) == ["1", "2"]
+    taken_over = {"1": "perennial repro", "2": f"perennial try tried-trial2 train.lr={table[0]['train.lr']}"}
+    assert said.splitlines()[-1].split(maxsplit=3)[-1] == taken_over[table[0]["trial"]]
     assert sorted(table, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == table
     assert next(row["train.lr"] for row in table if row["trial"] == "1") == "0.01"  # the present settings
     refs = call(folder, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
@@ -165,14 +166,12 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
 
 
 @pytest.mark.nightly("repro with export and report, twice; make test has the sweep before it")
-def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
-    """By the line that the sweep prints. The training comes from the run cache."""
+def test_a_trial_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
+    """By `perennial try` with its settings. The training comes from the run cache."""
     folder = shutil.copytree(reference, tmp_path / "project", symlinks=True)
-    said = finish_sweep(folder, "--jobs", "2")
-    (line,) = re.findall(r"^take it over +perennial (.*)$", said, re.MULTILINE)
-    assert f"train.lr={rows(folder)[0]['train.lr']}" in line
+    lr = next(row["train.lr"] for row in rows(folder) if row["train.lr"] != "0.01")
     call(folder, sys.executable, "-m", "pipeline", "repro")
     commit(folder)
-    done = call(folder, sys.executable, "-m", "pipeline", *line.split())
+    done = call(folder, sys.executable, "-m", "pipeline", "try", "taken", f"train.lr={lr}")
     assert "taken from DVC's cache" in done.stdout
     assert "epoch 1/" not in done.stdout + done.stderr

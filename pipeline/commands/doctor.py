@@ -2,7 +2,7 @@
 
     perennial doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
-Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
+Each check is a function that returns a `Finding`: Apex, memory, disks, Git. The params, the driver and the packages are
 checked by checks/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
 """
 
