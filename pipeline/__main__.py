@@ -53,11 +53,7 @@ from pipeline.command_line import (
 )
 from pipeline.running import terminal
 
-LAUNCHED = {
-    "features": "pipeline.running.launch",
-    "train": "pipeline.running.launch_train",
-    "evaluate": "pipeline.running.launch",
-}
+LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
 
 def module_of(arguments: argparse.Namespace) -> str:

@@ -121,7 +121,6 @@ def compare(parser: Parser) -> None:
 def verify(parser: Parser) -> None:
     parser.add_argument("--stage", metavar="NAME", help="run this stage only")
     as_statement(parser)
-    where(parser)
     others = parser.add_subparsers(dest="what", title="instead of all stages")
     audit = others.add_parser("audit", help="repeat a part of the training, from states in states/ (run.keep_states)")
     audit.add_argument("share", metavar="SHARE", type=share, help="of the training, drawn at random: 0.1 is a tenth")
@@ -178,7 +177,6 @@ def sweep(parser: Parser) -> None:
     what = "a file of ranges (default: docs/sweep.yaml of the project)"
     parser.add_argument("file", nargs="?", metavar="FILE", help=what)
     at_a_time(parser, "trials")
-    parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
 
 
 def continue_from(parser: Parser) -> None:

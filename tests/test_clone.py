@@ -38,7 +38,7 @@ def test_a_clone_of_a_published_run_can_be_repeated(published: Path) -> None:
     """Nobody needs its outputs, but one stage alone needs its inputs."""
     stage_hashes = dvc_lock.read()
     assert clone.is_here(stage_hashes)
-    assert clone.checked("")[1] == stage_hashes
+    assert clone.checked()[1] == stage_hashes
     with pytest.raises(UserError) as refused:
         verify_here.verify("train")
     assert ("data/packed", "differs") in [(fault.key, fault.kind) for fault in refused.value.faults]
@@ -154,7 +154,7 @@ def test_a_repository_that_cannot_be_checked_is_refused(
     tamper(published)
     commit(published)
     with pytest.raises(UserError) as refused:
-        clone.checked("")
+        clone.checked()
     assert (refused.value.faults[0].key, refused.value.faults[0].kind) == (key, kind)
 
 

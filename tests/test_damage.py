@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import files
-from pipeline.running import frame, pixels
+from pipeline.running import pixels
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
 from tests.helpers.in_process import enter_copy, run
@@ -274,20 +274,9 @@ def test_a_stage_under_dvc_compares_its_inputs(project: Path, monkeypatch: pytes
         integrity.check("prepare")
 
 
-def test_wrong_params_cost_no_output(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """`perennial repro` refuses before DVC removes outputs. A stage says what DVC has removed, and the remedy."""
+def test_wrong_params_cost_no_output(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`perennial repro` refuses before DVC removes outputs."""
     set_params(project, split__fold=99)
     with refuses(("split.fold", "value")):
         run(capfd)
     assert (project / "data/split.csv").is_file()
-    for path in dvc_lock.read()["train"]["outs"]:
-        files.remove(project / path)
-    monkeypatch.setattr("pipeline.base.linux.die_with_parent", lambda: None)
-    monkeypatch.setenv(integrity.UNDER_DVC, "train")
-    assert frame.run_stage("train", lambda _: None) == 1
-    removed, fold = capfd.readouterr().err.splitlines()
-    assert removed.startswith("train: metrics/history.csv, ")
-    assert removed.endswith("dvc checkout; git checkout metrics/train.json")
-    assert fold.startswith("train: split.fold: ")

@@ -62,7 +62,7 @@ def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tu
 
 def shown(job: Job) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows: step and value of each series."""
-    events = EventAccumulator(str(job.run.board)).Reload()
+    events = EventAccumulator(str(job.run.folder)).Reload()
     tags = set(events.Tags()["scalars"]) - {"images_per_second"}
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in tags}
 

@@ -2,23 +2,19 @@
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.attest import comparison
 from pipeline.base import files, locks
-from pipeline.base.errors import UserError
-from pipeline.base.files import LOCKED_PACKAGES
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.dataset import packed
-from pipeline.running import provenance, runs
-from pipeline.running.runs import Run, find_run
+from pipeline.running import runs
+from pipeline.running.runs import find_run
 from pipeline.versioning import identity
 from tests.conftest import change, on_cpu, read_params
-from tests.helpers.trainings import ALONE, small_world
+from tests.helpers.trainings import small_world
 
 DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight digits are the same
 
@@ -27,8 +23,7 @@ DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight 
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """Params of a run on the CPU, in an empty working folder."""
     monkeypatch.chdir(tmp_path)
-    for variable in ("DVC_EXP_NAME", "DVC_ROOT"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     return params.parse(change(on_cpu(read_params()), train__model="resnet18"))
 
 
@@ -58,35 +53,6 @@ def test_a_run_with_the_same_digits_is_another_run(config: Params) -> None:
     assert second.folder == Path(f"runs/resnet18-fp32-single-{TWIN[:16]}")
     second.begin()
     assert (find_run(config, DIGEST), find_run(config, TWIN)) == (first, second)
-
-
-def test_a_queued_experiment_keeps_its_record_in_the_project(
-    config: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DVC runs it in a temporary copy, and names the project in DVC_ROOT. The checkpoint stays in the copy."""
-    copy = tmp_path / ".dvc/tmp/exps/copy"
-    copy.mkdir(parents=True)
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.setenv("DVC_EXP_NAME", "calm")
-    run = find_run(config, DIGEST)
-    board = run.board
-    assert board == tmp_path / "runs/resnet18-fp32-single-calm-01234567"
-    for needed in (Path(config.paths.models) / "model.safetensors", LOCKED_PACKAGES):
-        needed.parent.mkdir()
-        needed.touch()
-    with run.lock():
-        run.begin()
-        run.checkpoint.touch()
-        with pytest.raises(UserError) as error, Run(board, DIGEST).lock():
-            pass
-        assert error.value.faults[0].kind == "busy"
-        run.finish(config, ALONE, time.monotonic(), 1, {})
-    assert (board / provenance.FILE).read_bytes() == (run.folder / provenance.FILE).read_bytes()
-    assert (board / runs.FINGERPRINT).read_text() == f"{DIGEST}\n"
-    assert not (board / runs.CHECKPOINT).exists()
-    monkeypatch.chdir(tmp_path)
-    assert run.board == run.folder
 
 
 def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,14 +86,3 @@ def test_clean_runs_removes_what_nothing_would_resume(
     run.checkpoint.unlink()  # it has finished
     runs.clean(config)
     assert not [*Path("runs").iterdir()]
-
-
-def test_a_repetition_finds_the_run_whatever_its_experiment_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`verify` shows the provenance of a training beside that of its repetition, by the fingerprint in their names."""
-    for name, host in (("here/resnet18-fp32-single-calm-01234567", "a"), ("there/resnet18-fp32-single-01234567", "b")):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / provenance.FILE).write_text(f'{{"host": "{host}"}}')
-    comparison.print_provenance(tmp_path / "here", tmp_path / "there")
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["host", "a", "b"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT, STOPPED
-from pipeline.commands.verify import run
+from pipeline.base.errors import STOPPED
 from pipeline.config import params
 from pipeline.studies import runner, slurm, store, workcopy
 from pipeline.studies.runner import Job
@@ -19,7 +18,7 @@ from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import slurm as nodes
 from tests.helpers import studies
 from tests.helpers.network import Node
-from tests.helpers.projects import call, commit_wrong_weights, create_project
+from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 from tests.test_folds import FOLDER, SMALL, outputs
@@ -128,44 +127,6 @@ def test_a_controller_that_is_started_again_ends_no_run(
     (stand_in / "squeue").write_text("#!/bin/sh\nexit 1\n")
     with refuses(("squeue", "failed")):
         list(runner.run_all([Job("fold 1", tmp_path, ("train",))], slots, "folds"))
-
-
-def test_a_job_whose_work_copy_is_removed_is_ended_with_it(stand_in: Path, tmp_path: Path) -> None:
-    """`perennial verify` is interrupted: the job is ended, and has left the queue before the copy is removed."""
-    write_params(tmp_path / "params.yaml", on_cpu(read_params()))
-    (stand_in / "sbatch").write_text(f"#!/bin/sh\ntouch {stand_in}/runs; echo 7\n")
-    in_queue = f"[ ! -e {stand_in}/runs ] || echo $(cat {tmp_path}/{slurm.JOB}) 7"
-    interrupts = f"mkdir {stand_in}/asked 2>&- && kill -INT $PPID"
-    leaves = f"[ ! -e {stand_in}/ended ] || rm -f {stand_in}/runs"  # it is in the answer once more
-    (stand_in / "squeue").write_text(f"#!/bin/sh\n{in_queue}\n{interrupts}\n{leaves}\n")
-    (stand_in / "scancel").write_text(f'#!/bin/sh\necho "$@" > {stand_in}/ended\n')
-    (stand_in / "scancel").chmod(0o755)
-    with pytest.raises(KeyboardInterrupt):
-        run(Job("commit a", tmp_path, ("train",)), runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm"))
-    assert (stand_in / "ended").read_text() == "7\n"
-    assert not (stand_in / "runs").exists()
-
-
-@pytest.mark.nightly("a cluster, and a whole pipeline: two minutes; make test has the job that Slurm gets")
-def test_verify_on_slurm_compares_every_byte(finished: Path, tmp_path: Path) -> None:
-    """What is committed is repeated on a node. Wrong weights differ there, too. The work copy is removed."""
-    project = tmp_path / "project"
-    call(tmp_path, "cp", "-r", str(finished), str(project))
-    with nodes.cluster(tmp_path / "slurm") as (node, _):
-
-        def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "pipeline", "verify", *arguments, *ON]
-            entered = [*node.enter, "env", f"--chdir={project}", *command]
-            return subprocess.run(entered, capture_output=True, text=True, check=False)
-
-        whole = verify()
-        assert whole.returncode == 0, whole.stdout + whole.stderr
-        assert len(re.findall("^JobId=", node.output("scontrol", "show", "job", "--oneliner"), re.MULTILINE)) == 1
-        commit_wrong_weights(project)
-        false = verify("--stage", "train")
-        assert false.returncode == DIFFERENT, false.stdout + false.stderr
-        assert "verify: differs: models/model.safetensors" in false.stdout
-    assert not list((project / ".dvc/tmp").glob("perennial-*"))
 
 
 def test_what_a_job_reads_stays_until_it_has_ended(

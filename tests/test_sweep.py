@@ -14,7 +14,7 @@ import pytest
 from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
-from pipeline.config import document, params
+from pipeline.config import params
 from pipeline.studies import ranges, workcopy
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
@@ -55,13 +55,6 @@ def test_what_cannot_run_is_refused_before_any_trial(folder: Path) -> None:
     write_params(file, {"search": "tpe", "trials": 2, "params": ends})
     with pytest.raises(UserError, match=r"train\.epochs"):
         sweep.slots_of_trials(ranges.read(file), params.load(), 1)
-    before = Path("params.yaml").read_bytes()
-    with refuses((sweep.best_file(file), "missing")):  # nothing is taken over before a sweep has ended
-        sweep.apply(file)
-    files.write_json(sweep.best_file(file), {"ranges": "0" * 64, "trial": 1, "values": {"train.lr": 0.5}})
-    with refuses((file, "differs")):  # nor the best trial of another file of ranges with the same name
-        sweep.apply(file)
-    assert Path("params.yaml").read_bytes() == before
 
 
 def project(folder: Path, content: Any, **changes: Any) -> Path:
@@ -115,9 +108,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
     """The table is in the order of the validation accuracy; only the best trial's experiment has a test accuracy."""
     folder = project(tmp_path / "project", LEARNING, train__epochs=1)
-    finish_sweep(folder)
+    said = finish_sweep(folder)
     table = rows(folder)
     assert sorted(row["trial"] for row in table) == ["1", "2"]
+    taken_over = {"1": "perennial repro", "2": f"perennial try tried-trial2 train.lr={table[0]['train.lr']}"}
+    assert said.splitlines()[-1].split(maxsplit=3)[-1] == taken_over[table[0]["trial"]]
     assert sorted(table, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == table
     assert next(row["train.lr"] for row in table if row["trial"] == "1") == "0.01"  # the present settings
     refs = call(folder, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
@@ -170,13 +165,13 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     assert [(row["rank"], row["trial"], row["state"]) for row in rows(folder)] == [("1", "2", ""), ("", "1", "failed")]
 
 
-@pytest.mark.nightly("repro with export and report; make test has the sweep before it")
-def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
-    """Only the swept line of params.yaml changes. The stages weights, train and evaluate come from the run cache."""
+@pytest.mark.nightly("repro with export and report, twice; make test has the sweep before it")
+def test_a_trial_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
+    """By `perennial try` with its settings. The training comes from the run cache."""
     folder = shutil.copytree(reference, tmp_path / "project", symlinks=True)
-    lr, old = rows(folder)[0]["train.lr"], (folder / "params.yaml").read_text()
-    call(folder, *COMMAND, "--apply")
-    assert (folder / "params.yaml").read_text() == document.updated_text(old, {"train.lr": float(lr)})
-    done = call(folder, sys.executable, "-m", "pipeline", "repro", "--verbose")
-    stages = {line.split("'")[1] for line in done.stdout.splitlines() if line.startswith("Running stage")}
-    assert stages == {"export", "card", "report"}
+    lr = next(row["train.lr"] for row in rows(folder) if row["train.lr"] != "0.01")
+    call(folder, sys.executable, "-m", "pipeline", "repro")
+    commit(folder)
+    done = call(folder, sys.executable, "-m", "pipeline", "try", "taken", f"train.lr={lr}")
+    assert "taken from DVC's cache" in done.stdout
+    assert "epoch 1/" not in done.stdout + done.stderr

@@ -35,7 +35,7 @@ ENDED = [
 BEST_FIRST = trials.sort_by_rank(ENDED)
 PRESENT = ENDED[0].trial.values
 CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": IMAGES, "test": 80})
-TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
+TAKE_OVER = "perennial try s-trial4 train.lr=0.05"
 PAGE = sweep_page.page(SWEEP, BEST_FIRST, IMAGES, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 

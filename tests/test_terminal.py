@@ -106,7 +106,7 @@ def test_the_bar_of_train_names_its_epoch(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["sw"], {"sweep"}), ([""], {name for name, command in COMMANDS.items() if command.group}),
-        (["sweep", "--ap"], {"--apply"}), (["repro", "--force", "ev"], {"evaluate"}),
+        (["sweep", "--jo"], {"--jobs"}), (["repro", "--force", "ev"], {"evaluate"}),
         (["verify", "--stage", "pre"], {"prepare"}), (["start", "qu"], {"quick"}),
         (["predict", "--device", ""], {"cpu", "cuda"}), (["predict", "one.png", "READ"], {"README.md", "README.zh.md"}),
     ],

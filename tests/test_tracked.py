@@ -54,9 +54,7 @@ RECORDER = """
     from argparse import Namespace
     from pathlib import Path
     from pipeline.config import params
-    from pipeline.running import frame
 
-    frame.check_code = lambda name: None  # this process has the modules of all stages
     names, reads, plain = {}, set(), params.Section.__getattribute__
 
     def walk(section, prefix):

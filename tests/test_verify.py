@@ -14,11 +14,11 @@ import torch
 
 from pipeline.attest import comparison, repetition
 from pipeline.base import files
-from pipeline.base.errors import DIFFERENT, Kind, UserError
+from pipeline.base.errors import Kind, UserError
 from pipeline.commands import verify as command
 from pipeline.config import params
 from pipeline.models import exported
-from pipeline.studies import record, runner
+from pipeline.studies import runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
 from tests.helpers.projects import call, commit, edited, verify, verify_environment
@@ -28,7 +28,6 @@ from tests.helpers.trainings import gone, wait_for
 Change = Callable[[Path], object]
 SHARD, WEIGHTS = "data/packed/images-00000.bin", "models/model.safetensors"
 AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")
-LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
 
 @pytest.fixture
@@ -55,9 +54,6 @@ def test_the_same_bytes_are_confirmed(project: Path) -> None:
     done = verify(project)
     assert done.returncode == 0, done.stderr
     assert (len(outs) >= 10, results(done.stdout), results(done.stdout, "differs")) == (True, [*outs], [])
-    for key in ("git.commit", "cpu_capability", "versions.torch"):
-        (cells,) = (line.split() for line in done.stdout.splitlines() if line.startswith(f"{key} "))
-        assert (len(cells), "?" in cells) == (3, False)
     assert cache(project) == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
@@ -75,10 +71,11 @@ def flip_a_bit(project: Path) -> None:
     (project / SHARD).write_bytes(content)
 
 
-def write_another_hash(project: Path, lock: Path = dvc_lock.LOCK) -> None:
+def write_another_hash(project: Path) -> None:
     """Write a lock with a hash that no run wrote."""
-    expected = dvc_lock.read(project / lock)["train"]["outs"]["models/model.json"]
-    (project / lock).write_text((project / lock).read_text().replace(expected, expected[::-1]))
+    lock = project / dvc_lock.LOCK
+    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
 
 
 def lead_out(project: Path) -> None:
@@ -90,15 +87,13 @@ def lead_out(project: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "is_committed", "faults"),
     [
-        (flip_a_bit, False, [("data/packed", "differs"), (SHARD, "differs")]),
+        (flip_a_bit, False, [(SHARD, "differs")]),
         pytest.param(lambda _: shutil.rmtree("data/images"), False, [("data/images", "differs")], marks=AGAIN),
-        pytest.param(
-            write_another_hash, True, [("models/model.json", "differs"), ("models/model.json", "missing")], marks=AGAIN
-        ),
+        pytest.param(write_another_hash, True, [("models/model.json", "differs")], marks=AGAIN),
         (lead_out, True, [("dvc.lock", "value")] * 2),
         (in_lock("      md5: ", "      md5: 7 #"), True, [("dvc.lock", "damaged")]),
-        (in_lock("    cmd: ", "    run: "), True, [("dvc status --json", "damaged")]),
-        pytest.param(in_lock("schema: '2.0'", "schema: '9.0'"), True, [("dvc status --json", "damaged")], marks=AGAIN),
+        (in_lock("    cmd: ", "    run: "), True, [("dvc.yaml", "damaged")]),
+        pytest.param(in_lock("schema: '2.0'", "schema: '9.0'"), True, [("dvc.yaml", "damaged")], marks=AGAIN),
     ],
     ids=["a bit", "a folder", "a hash", "outside", "no hash", "no command", "schema"],
 )
@@ -127,7 +122,7 @@ def test_what_was_committed_without_a_run_is_stale(project: Path) -> None:
     with pytest.raises(UserError) as error:
         command.verify(None)
     stale = {(fault.key, fault.value) for fault in error.value.faults}
-    of_train = {("the stage train", part) for part in (changed[0], "params.yaml: train", changed[3])}
+    of_train = {("the stage train", part) for part in (changed[0], "params.yaml: train.lr", changed[3])}
     assert stale > of_train | {("the stage split", "its command in dvc.yaml")}
 
 
@@ -175,44 +170,6 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     assert ran
 
 
-@pytest.fixture
-def clone(project: Path) -> Path:
-    """A fresh clone of a commit without a dvc.lock, in which the run of the project is the recorded one."""
-    folder = project / record.DEMO
-    folder.mkdir(parents=True)
-    for name in (dvc_lock.LOCK.name, "params.yaml"):
-        shutil.copyfile(project / name, folder / name)
-    call(project, "git", "rm", "--quiet", "-r", "--cached", "dvc.lock", "metrics")
-    (project / "dvc.lock").unlink()
-    shutil.rmtree(project / "metrics")
-    set_params(project, train__lr=0.02)
-    with (project / LATER).open("a") as code:  # dvc.yaml names this file
-        code.write("# a later commit\n")
-    commit(project)
-    call(project, "git", "clone", "--quiet", ".", "../clone")
-    return project.parent / "clone"
-
-
-@pytest.mark.nightly("a whole pipeline under DVC; make test-ci repeats the run of a folder")
-def test_a_fresh_clone_repeats_the_recorded_run_and_names_a_forged_hash(clone: Path) -> None:
-    """With other params and with later code, which is named. The output with the forged hash alone differs."""
-    assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr  # the cache has no inputs for it
-    lock, forged = record.DEMO / dvc_lock.LOCK, "models/model.json"
-    write_another_hash(clone, lock)
-    assert f"verify: {lock}: " in verify(clone).stderr  # it is not committed
-    commit(clone)
-    done = verify(clone)
-    assert done.returncode == DIFFERENT, done.stderr
-    assert results(done.stdout, "differs") == [forged]
-    assert {*results(done.stdout), forged} == {*dvc_lock.outputs(dvc_lock.read(clone / lock))}
-    lines = done.stdout.splitlines()
-    (note,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
-    assert LATER in note
-    assert lines[-1] == f"verify: differs: {forged}"
-    assert call(clone, "git", "status", "--porcelain").stdout == ""
-    assert not (clone / "dvc.lock").exists()
-
-
 def test_with_an_inbox_the_rest_is_repeated(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Photos in no commit: a message says so, and the other stages are repeated. After `dvc add` all are."""
     stages = dvc_lock.read()
@@ -254,7 +211,7 @@ def test_the_log_of_a_failed_stage_stays(tmp_path: Path) -> None:
     done = call(tmp_path, "python", "-c", (  # a process of its own: it becomes the parent of orphans
         f"import sys; sys.path.append({str(PROJECT)!r}); "
         "from pathlib import Path; from pipeline.commands import verify; from pipeline.studies import runner; "
-        "print(*verify.run(runner.Job('commit 1', Path('copy'), ('train',)), [runner.here()]))"
+        "print(*verify.run(runner.Job('commit 1', Path('copy'), ('train',))))"
     ))  # fmt: skip
     assert done.stdout.splitlines()[-1].endswith(f": {repetition.LOG}")
     assert "commit 1: " in done.stdout

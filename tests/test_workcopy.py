@@ -118,16 +118,3 @@ def test_a_copy_of_a_commit_of_a_subfolder(committed: Path, tmp_path: Path, monk
     workcopy.copy_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
     assert (project / "copy/pipeline/stages/train.py").is_file()
     assert not (project / "copy/beside").exists()
-
-
-def test_a_snapshot_keeps_what_a_stage_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stage writes into a file: it renames a new one. The hashes are those of the snapshot."""
-    monkeypatch.chdir(tmp_path)
-    files.write_text(Path("packed/a"), "old")
-    files.write_text(Path("split.csv"), "old")
-    hashes = workcopy.snapshot(["packed", "split.csv"], Path("kept"))
-    with files.atomic_folder(Path("packed")) as new:
-        (new / "a").write_text("new")
-    files.write_text(Path("split.csv"), "new")
-    assert [Path("kept", name).read_text() for name in hashes] == ["old", "old"]
-    assert {str(entry[0]) for entry in hashes.values()} == {files.md5(Path("kept/split.csv"))}

@@ -9,17 +9,16 @@ import configparser
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from pipeline.attest import folder, repetition
 from pipeline.base import errors, files, schema
 from pipeline.base.errors import Fault, UserError, missing
-from pipeline.base.files import LOCKED_PACKAGES
-from pipeline.checks import locked
+from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.studies import runner
 from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
@@ -29,7 +28,6 @@ COMPILED = (".pyc", ".so", ".pth")
 LOCAL = (".dvc/config.local", ".dvc/tmp/", ".dvc/cache/")  # what DVC writes on one machine
 CONFIG = Path(".dvc/config")
 SETTINGS = {"analytics", "autostage", "remote", "url", "endpointurl", "region", "version_aware"}
-MOST_SHOWN = 5
 REMEDY = "ask whoever publishes it for dvc push; or put the same files there, then dvc add"
 
 
@@ -44,18 +42,18 @@ def is_here(stage_hashes: StageHashes) -> bool:
     return not any(Path(path).exists() for path in outs if path not in tracked)
 
 
-def checked(on: str) -> tuple[Params, StageHashes]:
-    """The params and the dvc.lock of the clone in the current folder. `on`: a value of --on.
+def checked() -> tuple[Params, StageHashes]:
+    """The params and the dvc.lock of the clone in the current folder.
 
     The user's own photos and weights come from its remote. Raises UserError for files that nobody can review, for other
     packages than its own, for a command that is not this project's, if dvc.lock is not of its commit, if an output in
-    the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run there.
+    the commit is not that of dvc.lock, if an input is in no commit, and if it cannot run here.
     """
     print("verify: a clone in which nothing has run: its code, perhaps somebody else's, runs as your user", flush=True)
     check_tracked()
-    check_packages()
     config, stage_hashes = params.load(), dvc_lock.read()
-    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
+    here = replace(machine.read(), other_packages=machine.other_packages(Path()))  # than the lock of the clone says
+    errors.raise_if_any(validity.faults(config, here))
     errors.raise_if_any(folder.commit_differences(stage_hashes))
     outs = dvc_lock.outputs(stage_hashes)
     unneeded = {*outs, config.paths.inbox, config.paths.pretrained}
@@ -116,16 +114,6 @@ def hidden_library(path: Path) -> str:
         return ""
     places = [place for place in sys.path if Path(place).resolve() != Path.cwd().resolve()]
     return name if name in sys.stdlib_module_names or PathFinder.find_spec(name, places) else ""
-
-
-def check_packages() -> None:
-    """Raise UserError if other packages are installed than those that the clone needs."""
-    with schema.reading(LOCKED_PACKAGES, f"git checkout {LOCKED_PACKAGES}"):
-        text = LOCKED_PACKAGES.read_text(encoding="utf-8")
-    if different := locked.differences(locked.versions(text)):
-        more = f" … and {len(different) - MOST_SHOWN} more" if len(different) > MOST_SHOWN else ""
-        reason, remedy = f"{', '.join(different[:MOST_SHOWN])}{more}", "make setup, here in the clone"
-        raise UserError(Fault(str(LOCKED_PACKAGES), "other packages are installed", "machine", reason, remedy=remedy))
 
 
 def check_remotes() -> None:

@@ -3,20 +3,15 @@
 from collections.abc import Iterable
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
-from pipeline.base import schema
-from pipeline.config.params import Paths
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
-COLUMN = 64  # characters of the first column of values in the table of provenance
-
 
 def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], folder: Path) -> list[str]:
-    """Print the hash of each output of the stages in dvc.lock and in the rerun, and what else differs in its folder.
+    """Print the hash of each output of the stages in dvc.lock and in the rerun, and how the weights differ.
 
-    Returns the paths of the outputs whose hashes differ.
+    `folder`: that of the rerun. Returns the paths of the outputs whose hashes differ.
     """
     expected = dvc_lock.outputs(stage_hashes, stages)
     width = max(map(len, expected))
@@ -26,7 +21,6 @@ def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], fo
         print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
     differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
     print_tensor_differences(differing, folder)
-    print_provenance(Path(Paths.runs), folder / Paths.runs)
     return differing
 
 
@@ -40,14 +34,6 @@ def read_hashes(expected: Hashes, folder: Path) -> Hashes:
     return {output.path: output.actual for output in outputs if output.actual}
 
 
-def changed_inputs(stage_hashes: StageHashes, made: StageHashes) -> list[str]:
-    """The inputs whose hash is not that of dvc.lock and that no stage writes: code, pins and the user's own files."""
-    outs = dvc_lock.outputs(stage_hashes)
-    here = {path: md5 for stage in made.values() for path, md5 in stage["deps"].items()}
-    there = {path: md5 for stage in stage_hashes.values() for path, md5 in stage["deps"].items() if path not in outs}
-    return sorted(path for path, md5 in there.items() if here.get(path) != md5)
-
-
 def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:
     """Print in how many tensors the weights among these outputs differ, if the files are here and in the work copy."""
     for path in outputs:
@@ -55,26 +41,3 @@ def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:
             from pipeline.models import exported  # imports torch, which takes seconds
 
             print(f"\n{path}: {exported.tensor_differences(Path(path), folder / path)}")
-
-
-def print_provenance(runs: Path, reruns: Path) -> None:
-    """Print the provenance of each training below `reruns`, and of the one below `runs` with the same inputs."""
-    for path in sorted(reruns.glob("*/provenance.json")):
-        # Names with the same last digits are of the same fingerprint, and so of the same inputs.
-        digits = path.parent.name.rpartition("-")[2]
-        expected = next((_flat(original) for original in sorted(runs.glob(f"*-{digits}/{path.name}"))), {})
-        actual = _flat(path)
-        print(f"\n{'provenance':24}  {'here':{COLUMN}}  rerun")
-        for key in sorted(expected.keys() | actual.keys()):
-            print(f"{key:24}  {expected.get(key, '?'):{COLUMN}}  {actual.get(key, '?')}")
-
-
-def _flat(path: Path) -> dict[str, str]:
-    """A provenance.json as `section.key` → text; empty if the file is missing."""
-    if not path.is_file():
-        return {}
-    flat: dict[str, str] = {}
-    for key, value in schema.json_of(path, dict[str, Any], f"remove it: rm {path}").items():
-        inner = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
-        flat |= {name: str(part) for name, part in inner.items()}
-    return flat

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from pipeline.base import files
 from pipeline.checks import locked
 
@@ -55,18 +57,12 @@ def read() -> Machine:
         cuda_of_torch=_cuda_of_torch(),
         slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
-        physical_cores=_physical_cores(),
+        physical_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         missing_cpu_features=missing_cpu_features(),
         project=str(Path.cwd()),
         stale_files=stale_files(BUILT_FROM, PROJECT),
         other_packages=other_packages(PROJECT),
     )
-
-
-def _physical_cores() -> int:
-    """The cores of the whole machine, each once. Linux lists the threads of each; without the list it is one thread."""
-    lists = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
-    return len({path.read_text() for path in lists}) or os.cpu_count() or 1
 
 
 def cpu_name() -> str:

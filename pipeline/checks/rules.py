@@ -13,28 +13,20 @@ from pipeline.config import document
 from pipeline.config.model_names import EXACT, MINE, PACKAGED, TIMM, source_model
 from pipeline.config.params import APEX_LEVELS, Params
 
-
-@dataclass(frozen=True)
-class Predicate:
-    """The values for which `holds` is true. `words` names them in the table."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
+Predicate = Callable[[Any], bool]  # whether a value is among those of a row
 Values = Predicate | tuple[Any, ...] | str | bool | int  # values with a property, several values, or one
 
 
 def above(limit: int) -> Predicate:
-    return Predicate(f"above {limit}", lambda value: value > limit)
+    return lambda value: bool(value > limit)
 
 
-def other_than(only: int) -> Predicate:
-    return Predicate(f"other than {only}", lambda value: value != only)
+def other_than(only: Any) -> Predicate:
+    return lambda value: bool(value != only)
 
 
 def begins_with(*starts: str) -> Predicate:
-    return Predicate(", ".join(f"{start}…" for start in starts), lambda value: value.startswith(starts))
+    return lambda value: bool(value.startswith(starts))
 
 
 @dataclass(frozen=True)
@@ -70,29 +62,27 @@ class Pair:
 
 def contains(values: Values, value: Any) -> bool:
     """Whether a value of a setting is one of the values of a row."""
-    if isinstance(values, Predicate):
-        return values.holds(value)
+    if callable(values):
+        return values(value)
     return bool(value in values if isinstance(values, tuple) else value == values)
-
-
-def words(values: Values) -> str:
-    """The values of a row as text for a table."""
-    if isinstance(values, Predicate):
-        return values.words
-    if not isinstance(values, tuple):
-        values = (values,)
-    return ", ".join(document.short_text(value, str) for value in values)
 
 
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
 NONDETERMINISTIC = begins_with("alexnet", "vgg")
 SIDE = 224  # pixels, of a model that learns an embedding for every position of a patch
 FIXED_SIDE = begins_with("vit_", "maxvit")
-NOT_PACKAGED = Predicate(
-    f"{TIMM}…, {EXACT}…, other than those of {', '.join(PACKAGED)}",
-    lambda name: name.startswith((TIMM, EXACT)) and source_model(name) not in PACKAGED,
-)
-NOT_EXACT = Predicate(f"other than {EXACT}…", lambda name: not name.startswith(EXACT))
+
+
+def not_packaged(name: str) -> bool:
+    """Whether no package has the ImageNet weights of this model of timm."""
+    return name.startswith((TIMM, EXACT)) and source_model(name) not in PACKAGED
+
+
+def not_exact(name: str) -> bool:
+    """Whether a model is not one of whole numbers."""
+    return not name.startswith(EXACT)
+
+
 ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
 ONE_SIDE = "this model takes images of one size"
 GREY_SETS = ("torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST")
@@ -104,7 +94,7 @@ NOT_FOR_A_FINAL_HEAD: tuple[tuple[str, Values, str, str], ...] = (
       for key in ("mixup", "cutmix", "erasing", "color_jitter")),
     ("loss", "focal", "least squares are solved", "cross_entropy"),
     ("export", ("best", "ema"), "there is one solution", "last"),
-    ("precision", Predicate("other than fp32", lambda value: value != "fp32"), "features are fp32, as evaluation is",
+    ("precision", other_than("fp32"), "features are fp32, as evaluation is",
      "fp32"),
     ("parallel", ("dp", "apex_ddp"), "no gradient is exchanged", "single, ddp or elastic"),
     *((key, True, "there are no training steps", "false") for key in ("compile", "cuda_graphs")),
@@ -141,12 +131,12 @@ PAIRS = (
     Pair("train.model", NONDETERMINISTIC, "train.deterministic", True,
          "its adaptive_avg_pool2d has no deterministic backward pass",
          "another model, or train.deterministic: false", where={"train.device": "cuda"}),
-    *(Pair("train.precision", "bf16", f"train.{key}", Predicate("1 to 31", range(1, 32).__contains__),
+    *(Pair("train.precision", "bf16", f"train.{key}", tuple(range(1, 32)),
            "convolutions of maps of one pixel are not the same every time",
            "fp32, a crop of at least 32, or train.deterministic: false",
            where={"train.device": "cpu", "train.deterministic": True}) for key in ("crop", "crop_from")),
     Pair("train.device", "cuda", "train.arithmetic", "portable", "a GPU's bytes depend on its kind",
-         "cpu, or train.arithmetic: native", where={"train.model": NOT_EXACT}),
+         "cpu, or train.arithmetic: native", where={"train.model": not_exact}),
     Pair("train.precision", ("bf16", "fp16"), "train.arithmetic", "portable",
          "without AVX-512 the CPU emulates it, about 20 times slower", "fp32, or train.arithmetic: native"),
     Pair("train.compile", True, "train.arithmetic", "portable", "the compiler writes code for this kind of CPU",
@@ -210,14 +200,14 @@ PAIRS = (
     # Processes and nodes.
     Pair("run.processes", above(1), "train.parallel", ONE_PROCESS, "this would train that many models",
          "1; for several processes: train.parallel: ddp"),
-    Pair("run.rendezvous", Predicate("…:0", lambda value: value.endswith(":0")), "run.nodes", above(1),
+    Pair("run.rendezvous", lambda value: value.endswith(":0"), "run.nodes", above(1),
          "every node needs the address of node 0", "host:port of node 0, such as node0:29400",
          where={"run.launcher": ("torchrun", "spawn")}),
     # The model and its optimizer.
     Pair("train.crop", other_than(SIDE), "train.model", FIXED_SIDE, ONE_SIDE, f"{SIDE}, or another model"),
     Pair("train.crop_from", above(0), "train.model", FIXED_SIDE, ONE_SIDE, "0, or another model"),
     Pair("train.eval_crop", other_than(SIDE), "train.model", FIXED_SIDE, ONE_SIDE, f"{SIDE}, or another model"),
-    Pair("train.weights", "imagenet", "train.model", NOT_PACKAGED,
+    Pair("train.weights", "imagenet", "train.model", not_packaged,
          "these weights have no address with a hash",
          f"none, {', '.join(PACKAGED)}, or model.safetensors of the model from huggingface.co/timm, as a file in "
          "data/pretrained/"),

@@ -2,7 +2,7 @@
 
     perennial doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
-Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
+Each check is a function that returns a `Finding`: Apex, memory, disks, Git. The params, the driver and the packages are
 checked by checks/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
 """
 
@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 from argparse import Namespace
@@ -21,7 +20,7 @@ from pathlib import Path
 from pipeline.base import files, linux
 from pipeline.base.errors import UserError
 from pipeline.base.files import LOCKED_PACKAGES
-from pipeline.checks import locked, machine, validity
+from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
 from pipeline.config.model_names import MINE, TIMM
@@ -29,7 +28,6 @@ from pipeline.config.params import Params
 from pipeline.sources import originals
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
-TESTS = Path("requirements/test.txt")
 # Whether the variable NVIDIA_VISIBLE_DEVICES is "void" → what is said where torch sees no GPU. A CDI specification sets
 # this value, so that the older way does not give the GPUs a second time [NVIDIA Container Toolkit].
 NO_GPU = {
@@ -56,7 +54,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
 
     yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield bytecode(Path(torch.__file__))
-    yield driver(config, machine.driver_version(), torch.version.cuda or "")
+    yield driver(machine.driver_version(), torch.version.cuda or "")
     yield gpus(facts)
     if unused := validity.unused_gpus(config, facts):
         yield Finding("GPUs", unused)
@@ -67,8 +65,7 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield photos(config)
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
-    yield dvc()
-    yield packages(LOCKED_PACKAGES.read_text(), TESTS.read_text())
+    yield Finding("packages", f"{len(facts.other_packages)} not as in {LOCKED_PACKAGES}")  # validity.py refuses them
 
 
 def bytecode(module: Path) -> Finding:
@@ -79,18 +76,15 @@ def bytecode(module: Path) -> Finding:
     return Finding("bytecode", f"not kept: each start of Python compiles torch, which takes seconds; {remedy}")
 
 
-def driver(config: Params, version: int, runtime: str) -> Finding:
-    """Whether the driver knows the CUDA version that torch was built for (`runtime`, such as "13.0").
+def driver(version: int, runtime: str) -> Finding:
+    """The newest CUDA that the driver knows, and the one that torch was built for (`runtime`, such as "13.0").
 
-    `version` is the newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 without a driver.
+    `version`: as 1000 · major + 10 · minor; 0 without a driver. validity.py refuses a driver that is too old.
     """
     import torch
 
     value = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "none"
-    fault = ""
-    if config.train.device == "cuda" and version and version // 1000 < int(runtime.partition(".")[0]):
-        fault = f"the driver knows CUDA up to {value[5:]}, torch was built for {runtime}; install a newer driver"
-    return Finding("driver", f"{value}; torch {torch.__version__} needs CUDA {runtime or 'none'}", fault)
+    return Finding("driver", f"{value}; torch {torch.__version__} needs CUDA {runtime or 'none'}")
 
 
 def gpus(facts: Machine) -> Finding:
@@ -208,35 +202,6 @@ def git() -> Finding:
     reason = (result.stderr.splitlines() or ["no reason given"])[0]
     remedy = f"git config --global --add safe.directory {Path.cwd()}" if "dubious" in reason else "git init"
     return Finding("Git", "no repository", f"{reason}; {remedy}")
-
-
-def dvc() -> Finding:
-    """How DVC brings files from its cache into the workspace: the links that the disk offers, and cache.type."""
-    program = shutil.which("dvc")
-    if program is None:
-        return Finding("DVC", "missing", "dvc is not on the PATH; activate the environment: . .venv/bin/activate")
-    result = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False)
-    cache_types = re.search(r"^Cache types: (.*)$", result.stdout, re.MULTILINE)
-    links = cache_types[1] if cache_types and "no-dvc-cache" not in cache_types[1] else "known after the first run"
-    kind = subprocess.run([program, "config", "cache.type"], capture_output=True, text=True, check=False).stdout.strip()
-    fault = "" if result.returncode == 0 else f"dvc doctor: {(result.stderr.splitlines() or ['failed'])[-1]}"
-    value = f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}"
-    return Finding("DVC", value, fault)
-
-
-def packages(lock: str, tests: str) -> Finding:
-    """Whether the installed packages have the locked versions. Those that only tests and linters need may be missing.
-
-    `lock` and `tests` are the texts of requirements/lock.txt and requirements/test.txt.
-    """
-    needed, installed = locked.versions(lock), locked.installed()
-    optional = {name: version for name, version in locked.versions(tests).items() if name in installed}
-    different = locked.differences(needed | optional)
-    same = len(needed) - len(locked.differences(needed))
-    fault = ""
-    if different:
-        fault = f"{', '.join(different)}: {locked.REMEDY}"
-    return Finding("packages", f"{same} as in {LOCKED_PACKAGES}, {len(different)} not as locked", fault)
 
 
 def main(_: Namespace) -> int:

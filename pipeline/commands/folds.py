@@ -24,10 +24,8 @@ from typing import Any
 
 from pipeline.base import errors
 from pipeline.base.errors import DIFFERENT, Fault, UserError
-from pipeline.base.text import in_words
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
-from pipeline.data import corrections
 from pipeline.evaluation import acceptance
 from pipeline.planning import survey
 from pipeline.planning.survey import Survey
@@ -94,21 +92,15 @@ def make_plan(
     return Plan(values, folds, numbers, runner.slots(last, jobs, on))
 
 
-def check_images(data: Survey, folds: int) -> None:
-    """Raise UserError if not every image can be a test image once: known before an image is decoded."""
+def check_images(data: Survey) -> None:
+    """Raise UserError if the data set gives its test images: known before an image is decoded.
+
+    `answers.check` finds everything else for which an image would not be a test image once.
+    """
     if data.images and not data.in_all_folds:
         allowed = "none, because each image is a test image of one fold"
-        if not data.files:  # a public set, with its own test images
-            remedy = "take images without a split; or perennial repro, which uses this one"
-            raise UserError(Fault("data.source", data.where, "pair", "it has a split", allowed, remedy))
-        assigned = data.images - data.split_counts.get("", 0)
-        value = f"{assigned:,} of {data.images:,} images in {data.where} have a split already (folders, labels.csv)"
-        raise UserError(Fault("--folds", value, "pair", allowed=allowed, remedy="remove that split"))
-    if few := [label for label, size in data.sizes.items() if size < folds]:
-        sizes = in_words([f"class {label!r} has {data.sizes[label]} images" for label in sorted(few)])
-        allowed = f"at least {folds} images in each class, a test image for each fold"
-        remedy = f"take fewer folds (perennial folds --folds {min(data.sizes.values())}), add images, or remove a class"
-        raise UserError(Fault("--folds", f"{folds}, but {sizes}", "value", allowed=allowed, remedy=remedy))
+        remedy = "remove that split (folders, labels.csv); or perennial repro, which uses it"
+        raise UserError(Fault("data.source", data.where, "pair", "it has a split", allowed, remedy))
 
 
 def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
@@ -127,16 +119,13 @@ def folds(arguments: Namespace) -> int:
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
     plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe, arguments.on)
-    is_local = config.data.source != "archive"  # else paths.images may have images of another source
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
     with store.study_folder("folds", "folds") as folder:
-        if is_local:
-            check_images(survey.survey(config), plan.folds)
+        if config.data.source != "archive":  # else paths.images may have images of another source
+            check_images(survey.survey(config))
         commit = record.commit()
         outputs = (study.PREDICTIONS, f"{Paths.models}/{acceptance.FILE}")
         runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
-        if not is_local:
-            check_images(survey.survey_folder(runs.source.folder / Paths.images, corrections.read()), plan.folds)
         trainings = plan.trainings()
         first = [training for (seed, _), training in trainings.items() if seed == plan.seeds[0]]
         answers.check(store.splits(runs, first))

@@ -2,7 +2,6 @@
 
     perennial sweep docs/sweep.yaml             writes metrics/sweep.csv and reports/sweep.html
     perennial sweep docs/sweep.yaml --jobs 2    two trials at a time (not with search: tpe)
-    perennial sweep docs/sweep.yaml --apply     writes the settings of its best trial into params.yaml
 
 One trial has the present settings. Each is trained in a work copy of the project (.dvc/tmp/reruns/sweep/), on the data
 of this folder. Your files, with params.yaml and what is not committed, stay as they are. Finished trials are not run
@@ -10,15 +9,13 @@ again, and an interrupted one goes on from its checkpoint: if this command is st
 """
 
 import shlex
-import shutil
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, schema
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config import document, params
@@ -26,13 +23,12 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.studies import home, ranges, runner, search, store, sweep_page, trials, workcopy
+from pipeline.studies import home, ranges, runner, search, store, sweep_page, trials
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Study, Training
 from pipeline.studies.trials import TrialResult
-from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import children, dvc_lock, integrity, programs
+from pipeline.versioning import programs
 
 EXAMPLE = "docs/sweep.yaml"
 TRAIN = "weights", "features", "train"  # the stages of a trial
@@ -40,17 +36,6 @@ TEST = *TRAIN, "evaluate"  # of the best one
 RUNS = Path(Paths.runs)  # TensorBoard shows the trials while they run
 DATA = ("download", "split", "prepare")  # what all trials read
 TRAIN_FILE, EVAL_FILE = (str(figures.path(Paths.metrics, kind)) for kind in (TrainFigures, EvalFigures))
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best trial of a sweep."""
-
-    __pydantic_config__ = schema.STRICT
-
-    ranges: schema.Sha256  # of the file of ranges
-    trial: int
-    values: dict[str, Any]  # section.key → value
 
 
 @dataclass(frozen=True)
@@ -76,27 +61,6 @@ class Runs:
         return TrialResult(trial, self.study.experiment(training), figures_of_trial, folder)
 
 
-def create_source(folder: Path, config: Params, weights: Sequence[str]) -> WorkCopy:
-    """A work copy of the project, which those of the trials are copies of: no later edit is in one of them.
-
-    Its prepared data are a snapshot. The user's own weights are links.
-    """
-    source = workcopy.copy_project(folder / store.SOURCE, {})
-    if source.config != config:
-        raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
-    stages = document.read(dvc_lock.LOCK)["stages"]
-    shutil.copyfile(dvc_lock.LOCK, source.folder / dvc_lock.LOCK)
-    document.rewrite(source.folder / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
-    files.remove(source.folder / Paths.metrics)  # figures of another model
-    workcopy.copy_files([Path(Paths.metrics, split_report.IMAGES)], Path(), source.folder)
-    memory = integrity.load_memory() | workcopy.snapshot((Paths.packed, Paths.kept, Paths.split), source.folder)
-    files.write_json(source.folder / integrity.MEMORY, memory)  # so no trial reads the images once more
-    for name in weights:
-        if not (source.folder / name).exists():
-            files.link(source.folder / name, Path(name))
-    return source
-
-
 def say(sentence: str) -> None:
     print(f"sweep: {sentence}", flush=True)
 
@@ -111,19 +75,11 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
     plan = replace(plan, trials=len(search.plan(plan, first)) or plan.trials)
     slots = slots_of_trials(plan, config, jobs, on)
     with store.study_folder("sweep", "sweep") as folder:
-        trials_in_words = f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search})"
-        say(f"{trials_in_words}; first the data: perennial repro prepare")
-        files.remove(best_file(path))
-        command = [sys.executable, "-m", "pipeline", "repro", "prepare"]
-        if children.run(command, env=programs.environment()):
-            value = "the data could not be made ready"
-            raise UserError(Fault("perennial repro prepare", value, "failed", remedy="see above"))
-        weights = trials.weights(config, plan)
-        own = {path: files.sha256(Path(path)) for path in weights}
-        source = create_source(folder, config, weights)
-        runs = Runs(
-            plan, config, first, Study("sweep", source, RUNS, slots, TRAIN, (TRAIN_FILE,), others={"weights": own})
-        )
+        say(f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search}); first the data")
+        own = {path: files.sha256(Path(path)) for path in trials.weights(config, plan)}
+        study = store.of_project("sweep", folder, {}, slots, first=DATA)
+        study = replace(study, runs=RUNS, stages=TRAIN, outputs=(TRAIN_FILE,), others={"weights": own})
+        runs = Runs(plan, config, first, study)
         best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
@@ -131,7 +87,7 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         if not best_first[0].figures:
             log = best_first[0].folder / runner.LOG
             raise UserError(Fault(str(table), "no trial has a result", "failed", remedy=f"see why: {log}; run again"))
-        conclude(runs, best_first, test_best(runs, best_first[0].trial), path)
+        conclude(runs, best_first, test_best(runs, best_first[0].trial))
     return 0
 
 
@@ -182,11 +138,6 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
     return list(map(runs.result, plan))
 
 
-def image_rows(config: Params) -> list[dict[str, str]]:
-    """The rows of images.csv, one for each class."""
-    return files.read_csv(Path(config.paths.metrics) / split_report.IMAGES)
-
-
 def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
     tested = replace(runs.study, slots=runs.study.slots[:1], stages=TEST, outputs=(TRAIN_FILE, EVAL_FILE))
@@ -197,16 +148,17 @@ def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     return figures.read(result.folder / Paths.metrics, EvalFigures)
 
 
-def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures, path: Path) -> None:
+def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures) -> None:
     """Write the page, and print how good the best trial is and how to take it over."""
     paths, best = runs.config.paths, best_first[0].trial
-    images = figures.image_counts(image_rows(runs.config))
+    images = figures.image_counts(files.read_csv(runs.study.source.folder / Paths.metrics / split_report.IMAGES))
     sentences = trials.conclusion(best_first, runs.present, on_test, images)
-    take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
+    values = {key: value for key, value in best.values.items() if value != runs.present[key]}
+    words = [f"{key}={document.value_text(value)}" for key, value in values.items()]
+    name = trials.name(runs.sweep.name, f"trial{best.number}")
+    take_over = shlex.join(["perennial", "try", name, *words] if words else ["perennial", "repro"])
     text = sweep_page.page(runs.sweep, best_first, images["val"], sentences, take_over)
     page = home.write_page(runs.config, "sweep.html", text)
-    content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
-    files.write_json(best_file(path), content)
     print(*sentences, sep="\n")
     if failed := sum(not result.figures for result in best_first):
         print(f"{failed} of {len(best_first)} trials failed; the next start tries them again")
@@ -216,31 +168,6 @@ def conclude(runs: Runs, best_first: Sequence[TrialResult], on_test: EvalFigures
     )
 
 
-def best_file(path: Path) -> Path:
-    """The file with the best trial of the sweep of this file of ranges."""
-    return workcopy.FOLDER / "best" / f"{path.stem}.json"
-
-
-def apply(path: Path) -> int:
-    """Write the settings of the best trial into params.yaml. Returns 0.
-
-    Raises UserError if the sweep has not ended yet.
-    """
-    ranges.read(path)
-    remedy = f"run the sweep first: perennial sweep {path}"
-    best = schema.json_of(best_file(path), Best, remedy)
-    if best.ranges != files.sha256(path):
-        raise UserError(Fault(str(path), "not the file of the sweep that has ended", "differs", remedy=remedy))
-    config = params.load()
-    params.with_values(config, best.values)  # refuses a setting that another version had
-    old = dict(document.leaves(config.model_dump(mode="json")))
-    document.rewrite(params.FILE, best.values)
-    changes = ", ".join(f"{key} {old[key]} → {value}" for key, value in best.values.items() if old[key] != value)
-    say(f"{params.FILE} has the settings of trial {best.trial}: {changes or 'as before'}; next: perennial repro")
-    return 0
-
-
 def main(arguments: Namespace) -> int:
-    file = Path(arguments.file or EXAMPLE)
     runner.stop_on_signals("finished trials are kept: run again to go on")
-    return apply(file) if arguments.apply else sweep(file, arguments.jobs, arguments.on)
+    return sweep(Path(arguments.file or EXAMPLE), arguments.jobs, arguments.on)

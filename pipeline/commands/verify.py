@@ -22,9 +22,6 @@ Each state of the repeated training is compared with metrics/history.csv. At the
 draws the epochs; --part 2/3 repeats the second third of them, for several checkers with one seed. --processes: with
 train.parallel elastic, another number of them.
 
-In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
-results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
-
 In a clone of what somebody else has published, nobody has to have the outputs: its dvc.lock has their hashes, and every
 stage is repeated. This runs somebody else's code, this check among it, as your user. Photos and weights of `dvc add`
 come from its remote.
@@ -51,117 +48,81 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.attest import clone, comparison, folder, repetition, segments, statement
 from pipeline.base import errors, files
-from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status
-from pipeline.config import document, params
+from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status, missing
+from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import corrections
 from pipeline.evaluation import figures
 from pipeline.running import terminal
 from pipeline.running.claim import Claim
-from pipeline.studies import record, runner
-from pipeline.studies.runner import Job, Slot
+from pipeline.studies import runner
+from pipeline.studies.runner import Job
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import StageHashes
 
 REMOVED = "the work copy is removed"
 
 
-@dataclass(frozen=True)
-class LockedRun:
-    """A dvc.lock, what it says, and the params that it is of."""
-
-    lock: Path
-    config: Params
-    stage_hashes: StageHashes
-    values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
-    states: dict[int, str] = field(default_factory=dict)  # see Claim; none: the training is repeated to its end
-    on: str = ""  # a value of --on
-
-
-def verify(only: str | None, on: str = "") -> int:
+def verify(only: str | None) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison. Returns the exit status.
 
-    `on`: a value of --on. Raises UserError if this folder is not clean, or if a stage fails.
+    Raises UserError if this folder is not clean, or if a stage fails.
     """
-    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
-        return verify_recorded(recorded, only, on)
+    if not dvc_lock.LOCK.exists():
+        raise missing(dvc_lock.LOCK, "perennial repro writes it; perennial demo repeats the recorded demo")
     names = dvc_lock.read()
     if only is not None and only not in names:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
     in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
-    config, stage_hashes = clone.checked(on) if in_clone else folder.checked(on)
+    config, stage_hashes = clone.checked() if in_clone else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
     history = Path(config.paths.metrics) / figures.HISTORY
     states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}, states, on), stages, targets, *options)
+    return repeat(config, stage_hashes, states, stages, targets, *options)
 
 
-def has_own_lock() -> bool:
-    """Whether there is a dvc.lock in this folder, or Git tracks one that is lost."""
-    return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
-
-
-def verify_recorded(lock: Path, only: str | None, on: str) -> int:
-    """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
-    print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
-    if only is not None:
-        remedy = f"perennial repro writes {dvc_lock.LOCK}; or leave out --stage: every stage is repeated"
-        raise UserError(Fault("--stage", repr(only), "missing", "nothing has run here", remedy=remedy))
-    path = record.DEMO / params.FILE
-    config, values, stage_hashes = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
-    errors.raise_if_any(runner.faults(config, runner.machine_of(on)))
-    errors.raise_if_any(folder.outputs_outside(stage_hashes))
-    own = {params.FILE, corrections.FILE.as_posix()}  # the demo has others
-    errors.raise_if_any(
-        fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
-    )
-    return repeat(LockedRun(lock, config, stage_hashes, values, on=on), list(stage_hashes), ())
-
-
-def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
+def repeat(
+    config: Params,
+    stage_hashes: StageHashes,
+    states: dict[int, str],
+    stages: Sequence[str],
+    targets: Sequence[str],
+    *options: str,
+) -> int:
     """Run these stages in a work copy, and print the comparison. Returns the exit status.
 
-    `targets`, `options`: of the `dvc repro` that runs them.
+    `states`: see Claim; without any, the training is repeated to its end. `targets`, `options`: of the `dvc repro` that
+    runs them.
     """
-    lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
     if not stages:
-        raise UserError(Fault(str(lock), "no stage that can be repeated", "missing", remedy="perennial repro"))
+        raise UserError(Fault(str(dvc_lock.LOCK), "no stage that can be repeated", "missing", remedy="perennial repro"))
     faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
-    places = runner.slots(locked_run.config, 1, locked_run.on)
-    shared = programs.TEMPORARY.absolute() if locked_run.on else None  # where all nodes see it, as the project
-    programs.TEMPORARY.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="perennial-verify-", dir=shared) as temporary:
+    with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make_copy(place, locked_run.config, locked_run.values)
-        if locked_run.values:
-            files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
-        else:
-            repetition.bring_inputs(copy, stage_hashes, stages)
+        copy = repetition.make_copy(place, config, {})
+        repetition.bring_inputs(copy, stage_hashes, stages)
         for path in dvc_lock.outputs(stage_hashes, stages):
             files.remove(place / path)  # else a stage that does not run would leave the one of the commit
-        variable = segments.write_claim(place, Claim(locked_run.states))
+        variable = segments.write_claim(place, Claim(states))
         job = repetition.job(f"commit {commit}", copy, targets, *options)
         job = replace(job, environ={**job.environ, **variable})
-        failures = run(job, places)
+        failures = run(job)
         if epoch := segments.differing_epoch(place):
-            print(f"\n{describe_difference(epoch, locked_run.states)}")
+            print(f"\n{describe_difference(epoch, states)}")
             return DIFFERENT
         errors.raise_if_any(failures)
-        rerun = dvc_lock.read(place / dvc_lock.LOCK)
         hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
         differing = comparison.compare(stage_hashes, hashes, stages, copy.folder)
-    if changed := comparison.changed_inputs(stage_hashes, rerun):
-        print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
-    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} says'}")
+    result = f"differs: {', '.join(differing)}" if differing else f"every output is as {dvc_lock.LOCK} says"
+    print(f"\nverify: {result}")
     if faults:
         print(f"verify: {len(faults)} of {len(stages)} stages ran a command that is not this project's: see above")
     return DIFFERENT if differing else int(bool(faults))
@@ -174,9 +135,9 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
     return f"verify: differs: the training, in epoch {epoch} of {max(states)}; {before}; it is not repeated further"
 
 
-def run(job: Job, places: Sequence[Slot]) -> list[Fault]:
+def run(job: Job) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
-    with closing(runner.run_all([replace(job, is_temporary=True)], places, "verify")) as outcomes:
+    with closing(runner.run_all([job], [runner.here()], "verify")) as outcomes:
         (outcome,) = outcomes
     if not outcome.failures:
         return []
@@ -239,7 +200,7 @@ def stdout_to_stderr() -> Iterator[None]:
 def repeat_part(arguments: Namespace) -> int:
     """The same, with everything that is said on stdout."""
     if arguments.what is None:
-        return verify(arguments.stage, arguments.on)
+        return verify(arguments.stage)
     return segments.audit(
         *folder.checked(), arguments.share, arguments.seed, part=arguments.part, processes=arguments.processes
     )
@@ -247,7 +208,7 @@ def repeat_part(arguments: Namespace) -> int:
 
 def state(arguments: Namespace) -> dict[str, Any]:
     """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
-    if not has_own_lock():
+    if not dvc_lock.LOCK.exists():
         raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     config = params.load()
     tests = stages(config, dvc_lock.read(), arguments.stage)

@@ -1,7 +1,6 @@
 """A copy of the working checkpoint at another place (`run.checkpoint_copy`), so that a run outlives its machine.
 
-    <address>/<fingerprint of the run>/checkpoint.pt            the newest one
-    <address>/<fingerprint of the run>/previous-checkpoint.pt   the one before it
+    <address>/<fingerprint of the run>/checkpoint.pt
 
 The launcher of the first node makes it, so the training does not wait for it, and the last checkpoint of processes
 that have died is copied, too. A copy gets its name when all of its bytes are there. The training checks the SHA-256 at
@@ -93,6 +92,7 @@ class Place:
             options = {"auto_mkdir": True} if protocol == "file" else {}
             self._files, folder = fsspec.core.url_to_fs(address, **options)
             self._folder = f"{folder.rstrip('/')}/{run.fingerprint}"
+            self._copy = f"{self._folder}/{run.checkpoint.name}"
             if protocol == "file" and (links := [path for path in Path(self._folder).glob("*") if path.is_symlink()]):
                 raise OSError(f"{links[0]} is a link, and what is behind it would be overwritten")
             # It says whose folder this is, and shows that files can be written there.
@@ -106,43 +106,28 @@ class Place:
         except Exception as error:
             raise UserError(Fault(KEY, self._shown, kind, one_line(error), allowed)) from None
 
-    def _copies(self) -> dict[Path, str]:
-        """A checkpoint's path here → its copy, of those that have one; the newest first."""
-        self._files.invalidate_cache()
-        copies = {path: f"{self._folder}/{path.name}" for path in self._run.checkpoints}
-        return {path: copy for path, copy in copies.items() if self._files.exists(copy)}
-
     def clear(self) -> None:
-        """Remove the copies, which are no longer needed. A failure is reported on stderr: it harms no training."""
+        """Remove the copy, which is no longer needed. A failure is reported on stderr: it harms no training."""
         try:
-            for copy in self._copies().values():
-                self._files.rm_file(copy)
+            if self._files.exists(self._copy):
+                self._files.rm_file(self._copy)
         except Exception as error:  # of any of fsspec's packages
             folder = f"{self._shown}/{self._run.fingerprint}"
             print(f"train: {KEY}: {folder} could not be emptied ({one_line(error)})", file=sys.stderr)
 
     def restore(self) -> None:
-        """Fetch the copies, if there is no checkpoint here, or an older one.
-
-        The training takes the newest that is not damaged, as it does with its own. Raises UserError if one cannot be
-        read.
-        """
-        own = next((path for path in self._run.checkpoints if path.is_file()), None)
+        """Fetch the copy, if there is no checkpoint here, or an older one. Raises UserError if it cannot be read."""
+        own = self._run.checkpoint
         with self._explained("failed", f"{NONE}, to begin without it; or the same address again"):
-            copies = self._copies()
-            if not copies:
+            if not self._files.exists(self._copy):
                 return
-            newest = next(iter(copies.values()))
-            is_equal = own and self._files.cat_file(newest, start=-DIGEST) == own.read_bytes()[-DIGEST:]
-            if own and not is_equal and self._files.modified(newest).timestamp() <= own.stat().st_mtime:
+            is_equal = own.is_file() and self._files.cat_file(self._copy, start=-DIGEST) == own.read_bytes()[-DIGEST:]
+            if own.is_file() and not is_equal and self._files.modified(self._copy).timestamp() <= own.stat().st_mtime:
                 return
-            before = self._run.checkpoints[1]
-            if own and not is_equal and before not in copies:
-                own.replace(before)  # it is older than the copy, and good, if the copy is damaged
-            for path, copy in () if is_equal else copies.items():
-                with files.atomic_file(path) as temporary:
-                    self._files.get_file(copy, str(temporary))
-                print(f"train: {path} comes from {KEY} ({self._shown})", file=sys.stderr)
+            if not is_equal:
+                with files.atomic_file(own) as temporary:
+                    self._files.get_file(self._copy, str(temporary))
+                print(f"train: {own} comes from {KEY} ({self._shown})", file=sys.stderr)
         self.take_as_copied()
 
     def take_as_copied(self) -> None:
@@ -177,7 +162,7 @@ class Place:
             with self._run.checkpoint.open("rb") as source:
                 newest = identity_of(source)
                 if newest != self._copied:
-                    self._copy(source)
+                    self._send(source)
         except Exception as error:  # of any of fsspec's packages
             if not self._reason:
                 print(f"train: {KEY}: {self._shown}: {one_line(error)}; it is tried again", file=sys.stderr)
@@ -185,18 +170,16 @@ class Place:
         else:
             self._copied, self._reason = newest, ""
 
-    def _copy(self, source: BinaryIO) -> None:
-        """Copy the file. The copy that was the newest becomes the one before it."""
-        newest, before = (f"{self._folder}/{path.name}" for path in self._run.checkpoints)
+    def _send(self, source: BinaryIO) -> None:
+        """Copy the file. It gets its name when all of its bytes are there."""
         partial = f"{self._folder}/partial"
         with self._files.open(partial, "wb") as target:
             shutil.copyfileobj(source, target, PART)
+        self._files.invalidate_cache()
         sent, arrived = os.fstat(source.fileno()).st_size, self._files.info(partial)["size"]
         if arrived != sent:
             raise OSError(f"{arrived} of {sent} bytes have arrived")
-        if self._run.checkpoint in self._copies():
-            self._files.mv(newest, before)
-        self._files.mv(partial, newest)
+        self._files.mv(partial, self._copy)
 
 
 def identity_of(file: BinaryIO) -> Identity:

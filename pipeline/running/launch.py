@@ -1,6 +1,6 @@
 """Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
 
-perennial features, perennial evaluate      (perennial train: launch_train.py)
+perennial features, perennial train, perennial evaluate
 """
 
 import os
@@ -8,8 +8,8 @@ import re
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from pipeline.base import errors, locks
@@ -18,12 +18,11 @@ from pipeline.checks import machine, validity
 from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
-from pipeline.running import frame, launchers, variables
+from pipeline.running import checkpoint_copy, frame, launchers, variables
 from pipeline.running.exits import ENDED_NOTE, LAUNCH
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # variables of a process that torchrun has started
-MPIRUN = "OMPI_COMM_WORLD_SIZE"
 
 
 def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
@@ -131,21 +130,11 @@ def become_rank(name: str, run: Run) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "pipeline", "rank", name])  # noqa: S606  (no shell is wanted)
 
 
-def check_mpirun(environ: Mapping[str, str]) -> None:
-    """Raise UserError if mpirun has started several processes: each of them would start all."""
-    if (size := environ.get(MPIRUN, "1")) != "1":
-        remedy = "start it without mpirun: run.launcher names what starts the processes"
-        raise UserError(Fault(MPIRUN, size, "differs", "mpirun has started this command so many times", "1", remedy))
-
-
-def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManager[None]]) -> int:
-    """Run a stage by its processes, inside the block that `beside` makes of the params and this node's run.
-
-    Returns the exit status.
-    """
+def main(arguments: Namespace) -> int:
+    """Run a stage by its processes; of a training, copy its checkpoints meanwhile. Returns the exit status."""
+    name = arguments.command
 
     def start(config: Params) -> None:
-        check_mpirun(os.environ)
         if name == "features" and config.train.head == "trained":
             feature_file.write_none(Path(config.paths.features))
             return
@@ -161,11 +150,7 @@ def start_stage(name: str, beside: Callable[[Params, Run], AbstractContextManage
             become_rank(name, config.run)
         run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)
         frame.tell(f"{name}: starting processes: {run.processes}")
-        with beside(config, run):
+        with checkpoint_copy.keep(config, run) if name == "train" else nullcontext():
             with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
 
     return frame.run_stage(name, start)
-
-
-def main(arguments: Namespace) -> int:
-    return start_stage(arguments.command, lambda config, run: nullcontext())

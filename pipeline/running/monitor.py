@@ -20,19 +20,13 @@ from pipeline.learning.readout import Reading
 from pipeline.learning.state import Progress
 from pipeline.loader.batches import Batch
 from pipeline.running.job import Job
-from pipeline.versioning import identity
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")
     from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
 
 GRID_IMAGES, GRID_COLUMNS = 16, 4
 PICTURE_SECONDS = 10  # the least time between two pictures of the confusion matrix
-CUSTOM_SCALARS = {  # in one chart each, under Custom Scalars
-    "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
-}
-FIGURES = ("exported/val_accuracy", "exported/val_loss", "accuracy/val", "loss/val")  # beside the hparams
 
 
 class _NullWriter:
@@ -53,7 +47,7 @@ class Monitor:
         is_main, first_step = job.world.is_main, progress.step
         # The values of the last step before were written with its own number; without a step nothing stays.
         purge = first_step + 1 if first_step else 0
-        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=purge) if is_main else _NullWriter()
+        self._writer: Any = SummaryWriter(str(job.run.folder), purge_step=purge) if is_main else _NullWriter()
         title, disable = _title(job, len(progress.history) + 1), None if is_main else True
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
@@ -63,18 +57,8 @@ class Monitor:
         self._first_step = self._step = first_step
         self._time = time.perf_counter()
         if is_main:
-            self._write_constants(first_step)
-
-    def _write_constants(self, first_step: int) -> None:
-        """Write the events that do not change: params, hparams, and the charts with two curves."""
-        text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
-        self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
-        self._writer.add_custom_scalars(CUSTOM_SCALARS)
-        settings = identity.settings(self._job.config, ["train"])
-        hyperparameters = {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
-        self._session = hparams(hyperparameters, dict.fromkeys(FIGURES, 0.0))
-        for event in self._session[:2]:  # the experiment, and the session's start
-            self._writer.file_writer.add_summary(event)
+            text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
+            self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
 
     def images(self, batch: Batch) -> None:
         """Write the first training crops of this attempt to TensorBoard."""
@@ -136,12 +120,11 @@ class Monitor:
         self._pending_picture, self._drawn = None, time.monotonic()
 
     def finish(self, row: Mapping[str, float]) -> None:
-        """Write the figures of the exported epoch beside the hparams."""
+        """Write the figures of the exported epoch."""
         if self._is_main:
             self._draw()
             for name in ("val_accuracy", "val_loss"):
                 self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
-            self._writer.file_writer.add_summary(self._session[2])  # the session's end
 
     def flush(self) -> None:
         """Write the events to the disk."""

@@ -9,15 +9,13 @@
 The fingerprint is the digest of everything that changes the bytes of the model (identity.py). A start with the same
 fingerprint resumes.
 
-DVC runs a queued experiment in a temporary copy of the project, and removes the copy afterwards. Its events and its
-provenance.json are written into a folder of the same name in the project itself.
 `perennial clean-runs` removes the folders of finished runs, and of runs that no start resumes.
 """
 
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,19 +49,8 @@ class Run:
     fingerprint: str  # empty if the folder has none
 
     @property
-    def board(self) -> Path:
-        """The folder for the run's events: in the project itself, if this is a temporary copy of it."""
-        project = Path(os.environ.get("DVC_ROOT", "."))  # DVC sets it for the commands that it runs
-        return self.folder if project.resolve() == Path.cwd() else project / self.folder
-
-    @property
     def checkpoint(self) -> Path:
         return self.folder / CHECKPOINT
-
-    @property
-    def checkpoints(self) -> tuple[Path, Path]:
-        """The paths of the newest checkpoint and of the one before it."""
-        return self.checkpoint, checkpoint.previous(self.checkpoint)
 
     @property
     def _provenance(self) -> Path:
@@ -72,9 +59,7 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Inside the block no other process trains this run. Raises UserError if one does."""
-        with ExitStack() as stack:
-            for folder in dict.fromkeys((self.folder, self.board)):
-                stack.enter_context(locks.hold(folder, "is training this run"))
+        with locks.hold(self.folder, "is training this run"):
             yield
 
     def begin(self) -> None:
@@ -86,8 +71,7 @@ class Run:
             run.drop_checkpoint()
         if not self.has_checkpoint():
             self._provenance.unlink(missing_ok=True)
-        for folder in dict.fromkeys((self.folder, self.board)):
-            files.write_text(folder / FINGERPRINT, f"{self.fingerprint}\n")
+        files.write_text(self.folder / FINGERPRINT, f"{self.fingerprint}\n")
 
     def finish(self, config: Params, world: World, start_time: float, images: int, kernels: Mapping[str, str]) -> None:
         """Record who trained the model, and remove the checkpoint if it is no longer needed.
@@ -97,8 +81,6 @@ class Run:
         """
         if images or not self._provenance.is_file():
             provenance.write(self.folder, config, world, start_time, images, kernels)
-            if self.board != self.folder:
-                files.write_text(self.board / provenance.FILE, self._provenance.read_text(encoding="utf-8"))
         self.drop_checkpoint()
 
     def drop_checkpoint(self) -> None:

@@ -97,7 +97,6 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     if folds > 1:
         answers_of_folds.check(splits[-folds:])  # those of the whole training images
     config = runs.source.config
-    check_batch(config, min(map(training_images, splits)))
     store.announce(runs, trainings)
     results = store.results(runs, trainings)
     counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
@@ -109,14 +108,6 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
         counts[share] = sum(map(training_images, of_share)) // folds
     conditions = study.conditions(results[-folds].config, study.origin(runs.source, commit))
     write(config, counts, labels, answers, conditions)
-
-
-def check_batch(config: Params, fewest: int) -> None:
-    """Raise UserError if the smallest share has fewer images than a batch: known before a training."""
-    if config.train.head == "trained" and fewest < config.train.batch_size:
-        reason = f"{SHARES[0]:.0%} of the training images are {fewest:,}, fewer than a batch"
-        value, remedy = str(config.train.batch_size), "lower it, or add images"
-        raise UserError(Fault("train.batch_size", value, "value", reason, f"1 to {fewest}", remedy))
 
 
 def training_images(result: Result) -> int:

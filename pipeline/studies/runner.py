@@ -53,7 +53,6 @@ class Job:
     options: tuple[str, ...] = ("--single-item",)  # of dvc repro
     environ: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
     prepare: Callable[[], object] = lambda: None  # makes the work copy when it is its turn
-    is_temporary: bool = False  # its work copy is removed at the end of the command: no job of Slurm may go on there
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,6 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
             for one in running:
                 if not isinstance(one.process, BatchJob):
                     children.send(one.process, signal.SIGTERM)
-                elif one.job.is_temporary:
-                    one.process.end()
                 else:
                     numbers.append(one.process.number)
             children.wait_for_all(others)
@@ -185,17 +182,11 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                 )
 
 
-def run_or_raise(
-    jobs: Sequence[Job], places: Sequence[Slot], command: str, then: Callable[[Job], object] = lambda job: None
-) -> None:
-    """Run the jobs as `run_all` does, and call `then` with each that succeeds.
-
-    Raises UserError for the first one that fails; the others are ended.
-    """
+def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
+    """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
     with closing(run_all(jobs, places, command)) as outcomes:
         for outcome in outcomes:
             raise_if_any(outcome.failures)
-            then(outcome.job)
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:

@@ -64,13 +64,6 @@ class BatchJob:
             log.write(f"job {self.number} of Slurm has ended: {_state(self.number)}\n")
         return 1
 
-    def end(self) -> None:
-        """End the job, and wait until it has left the queue. Raises UserError if Slurm does not answer."""
-        print(f"ending job {self.number} of Slurm", flush=True)
-        _ask(["scancel", self.number], f"scancel {self.number}")
-        while self._name in _queue():
-            time.sleep(POLL_SECONDS)
-
 
 def sbatch(on: str, config: Params) -> tuple[str, ...]:
     """sbatch with the options in a value of --on: `slurm`, followed by options. Raises UserError for another value."""

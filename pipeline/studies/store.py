@@ -24,7 +24,7 @@ from pipeline.planning.survey import Survey
 from pipeline.studies import runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
-from pipeline.versioning import cache_repair, dvc_lock, identity
+from pipeline.versioning import cache_repair, dvc_lock, identity, integrity
 from pipeline.versioning.dvc_lock import Hashes
 
 RESULTS = workcopy.FOLDER / "results"  # of all studies
@@ -127,15 +127,26 @@ def study_folder(name: str, command: str) -> Iterator[Path]:
         files.remove(folder)
 
 
-def of_project(command: str, folder: Path, values: Mapping[str, Any], slots: Sequence[Slot], *outputs: str) -> Study:
+def of_project(
+    command: str,
+    folder: Path,
+    values: Mapping[str, Any],
+    slots: Sequence[Slot],
+    *outputs: str,
+    first: tuple[str, ...] = FIRST,
+) -> Study:
     """A study of the project in the current folder, from its images to the tests of the models.
 
     `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
-    source. Raises UserError if that fails. `outputs`: what a result has besides the split.
+    source, by the stages `first`. Raises UserError if that fails. `outputs`: what a result has besides the split.
     """
     source = workcopy.copy_project(folder / SOURCE, values)
-    runner.run_or_raise([Job("data", source.folder, FIRST)], [runner.here()], command)
-    return Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs))
+    runner.run_or_raise([Job("data", source.folder, first)], [runner.here()], command)
+    study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs))
+    inputs = study.inputs
+    with chdir(source.folder):  # so no training reads the packed images once more, to compare them
+        integrity.save_memory(integrity.inspect_outputs(inputs, {})[1])
+    return study
 
 
 def splits(study: Study, trainings: Sequence[Training]) -> list[Result]:

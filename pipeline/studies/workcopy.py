@@ -19,7 +19,6 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.studies import slurm
 from pipeline.versioning import cache_repair, integrity, processes, programs
-from pipeline.versioning.integrity import Hashed
 
 FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that a next start uses again
 CODE = "pipeline"
@@ -54,30 +53,6 @@ def copy_files(names: Iterable[Path], project: Path, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         files.remove(folder / name)
         shutil.copy2(project / name, folder / name, follow_symlinks=False)
-
-
-def snapshot(names: Collection[str], folder: Path) -> Hashed:
-    """Keep these files and folders of the project as they are now, in `folder`. Returns the hash of each file.
-
-    They are hard links: a stage replaces its outputs by renaming, and the old files stay. Where that is not possible,
-    on another disk, they are copies.
-    """
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if Path(name).is_dir():
-            shutil.copytree(name, folder / name, copy_function=_link_or_copy)
-        else:
-            _link_or_copy(name, str(folder / name))
-    found = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
-    hashes = integrity.hash_files((str(path) for path in found if path.is_file()), {})
-    return {Path(path).relative_to(folder).as_posix(): entry for path, entry in hashes.items()}
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def check_out(commit: str, folder: Path) -> None:

@@ -2,17 +2,15 @@
 
 import getpass
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, Kind, UserError
+from pipeline.base.errors import Fault, UserError
 
 TEMPORARY = files.TEMPORARY
-QUOTED = re.compile(r" +\d+ ")  # how a line of a file begins in a message of DVC
 
 
 def environment() -> dict[str, str]:
@@ -34,25 +32,21 @@ def output(
     cwd: Path | None = None,
     environ: dict[str, str] | None = None,
     remedy: str = "",
-    kind: Kind = "failed",
 ) -> str:
     """The standard output of a command.
 
-    Raises UserError with its last line of stderr, and with `remedy` and `kind`, if the command fails.
+    Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
     """
     result = subprocess.run(
         command, cwd=cwd, env=environ or environment(), capture_output=True, check=False, text=True,
         errors="surrogateescape",  # the name of a file may be no UTF-8
     )  # fmt: skip
     if result.returncode:
-        # DVC quotes the lines of a file that it cannot read, each after its number.
-        lines = [line for line in result.stderr.splitlines() if line.strip() and not QUOTED.match(line)] or [
-            "no message"
-        ]
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
         reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1])  # Git adds a hint below
-        raise UserError(Fault(program, f"exit status {result.returncode}", kind, reason, remedy=remedy))
+        raise UserError(Fault(program, f"exit status {result.returncode}", "failed", reason, remedy=remedy))
     return result.stdout
 
 
@@ -61,13 +55,13 @@ def dvc(*arguments: str, **options: Any) -> str:
     return output(sys.executable, "-P", "-m", "dvc", *arguments, **options)
 
 
-def code_version(*pathspecs: str, cwd: Path | None = None) -> str:
+def code_version(*pathspecs: str) -> str:
     """The hash of the last commit, with "-dirty" if a file of these pathspecs, also a new one, differs from it.
 
     Empty where there is no commit of Git.
     """
-    commit = last_commit(cwd)
-    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs, cwd=cwd)
+    commit = last_commit()
+    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs)
     return f"{commit}-dirty" if changed else commit
 
 

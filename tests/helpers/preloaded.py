@@ -10,7 +10,7 @@ STAGES = sorted(path.stem for path in (Path(__file__).parents[2] / "pipeline/sta
 # torch imports the last ones at the first step of an optimizer, at the first graph, and for TensorBoard. onnxruntime is
 # left out: its import starts a thread.
 NAMES = (
-    *(f"pipeline.stages.{stage}" for stage in STAGES), "pipeline.running.launch_train", "pipeline.commands.predict",
+    *(f"pipeline.stages.{stage}" for stage in STAGES), "pipeline.running.launch", "pipeline.commands.predict",
     "torch._dynamo", "torch.utils.tensorboard",
 )  # fmt: skip
 for name in NAMES:
