@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from pipeline.attest import clone, seeds, segments
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.commands import sweep
 from pipeline.config import params
 from pipeline.data import corrections, folders, suspects
 from pipeline.dataset import feature_file, packed, split_table
@@ -55,7 +54,6 @@ NET = network.build(SMALL, 2, 0)
 WEIGHTS, OWN = f"weights/{SMALL}.safetensors", ("mine.pth", "mine.safetensors")
 DEMO = PROJECT / "results/demo/metrics"
 PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
-BEST = sweep.best_file(Path("tried.yaml"))
 HASHES: dvc_lock.StageHashes = {
     "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
     "train": {"deps": {"data/packed": "1.dir"}, "outs": {"models/model.json": "3"}},
@@ -100,7 +98,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_params(folder / "params.yaml", on_cpu(read_params()))
     acceptance.write(folder / "models", acceptance.make("a" * 64, 0.95, [0.25, 0.5], 1))
     record.write(folder / "record.json", Record({"train.lr": 0.1}, {"data/split.csv": "c"}, {}, (PART,)))
-    files.write_json(folder / BEST, {"ranges": files.sha256(folder / "tried.yaml"), "trial": 1, "values": {}})
     torch.save({"a": torch.arange(12.0), "b": torch.zeros(20_000)}, folder / "mine.pth")  # cut: an error of the system
     np.save(folder / "data/features.npy", np.ones((4, 3), np.float32))
     shutil.copy(folder / WEIGHTS, folder / "mine.safetensors")
@@ -253,7 +250,6 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         partial(Path.write_bytes, data=b"\xff\xfe"),
     ),
     "tried.yaml": (text("- 1\n"),),
-    BEST.as_posix(): (put(trial="1"),),
     "data/corrections.csv": (text("path,label,reason\na/1.png,b\n"),),
     "data/labels.csv": (text("path,class\na.png,x\n"), text('path,label\n"a.png,x\n')),
     "images/.manifest.csv": (text("name\nx\n"),),
@@ -294,7 +290,6 @@ READERS: dict[str, Callable[[], object]] = {
     "dvc.yaml": dvc_lock.commands,
     "params.yaml": params.load,
     "tried.yaml": lambda: ranges.read(Path("tried.yaml")),
-    BEST.as_posix(): lambda: sweep.apply(Path("tried.yaml")),
     "data/corrections.csv": corrections.read,
     "data/labels.csv": lambda: folders.interpret("data", NAMES, lambda _: Path("data/labels.csv").read_bytes()),
     "images/.manifest.csv": lambda: originals.locate(Path("images"), Path("data")),

@@ -12,7 +12,7 @@ from pipeline.studies import record
 from tests.conftest import PROJECT, read_params
 from tests.documents.markdown import table
 
-RECIPES = ("quick-mini", "good-mini", "quick-base", "good-base", "mini", "base")
+RECIPES = ("quick-mini", "good-mini", "best-mini", "quick-base", "good-base", "mini", "base")
 TITLES = {  # the rows are the same in every language
     "README.md": "made by | images | model | pixels | weights | epochs | tested | test accuracy (95 % interval)",
     "README.zh.md": "由来 | 图片数 | 模型 | 像素 | 权重 | 轮数 | 测试图片数 | 测试准确率（95 % 置信区间）",
