@@ -27,7 +27,9 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
     )
     home.write(config)
     assert listed(here).all("h3") == []
-    head = rendering.page("predict.html.jinja", images=2, right=None, classes=[], kinds=[], album=None)
+    head = rendering.page(
+        "predict.html.jinja", images=2, right=None, classes=[], kinds=[], album=None, used=0, split=""
+    )
     head = head.replace('content="2 images, classified"', 'content="two\nlines &amp; more"')
     files.write_text(here / "reports/index.html", head)
     files.write_text(here / "reports/ä ?.html", "<title>no page of the project</title>")
