@@ -193,7 +193,7 @@ def test_what_is_no_page_is_refused(with_onnx: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(with_onnx)
 
     def ask(file: object, model: object = "") -> None:
-        share.main(Namespace(file=str(file), model=str(model)))
+        share.main(Namespace(file=str(file), model=str(model), below=""))
 
     with refuses(("FILE", "value")):
         ask(tmp_path / "page.txt")

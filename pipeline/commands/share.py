@@ -5,10 +5,10 @@
 The file has models/model.onnx in it. It can be sent to anybody: photos that are dropped on it never leave the device.
 """
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
+from pipeline.answers.answer import as_typed
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
@@ -22,5 +22,6 @@ def main(arguments: Namespace) -> int:
 
     model = Path(arguments.model) if arguments.model else Path(params.load().paths.models) / "model.onnx"
     files.write_text(target, share_page.page(model))
-    print(f"share: {target} ({target.stat().st_size / 1e6:.1f} MB): open it in a browser, or send it", file=sys.stderr)
+    size = f"{target.stat().st_size / 1e6:.1f} MB"
+    print(f"share: {as_typed(target, arguments.below)} ({size}): open it in a browser, or send it")
     return 0
