@@ -44,6 +44,7 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (("a b", "train.lr=1"), nothing, "NAME", "value"),
     (LINE, lambda folder: set_params(folder, train__momentum=0.5), "params.yaml", "differs"),
     (LINE, lambda folder: (folder / "metrics/eval.json").write_text("{}"), "dvc.lock", "differs"),
+    (LINE, lambda folder: (folder / "data/corrections.csv").write_text("x"), "data/corrections.csv", "differs"),
     (LINE, without_result, "dvc.lock", "missing"),
     (LINE, without_figures, "dvc.lock", "missing"),
 ]

@@ -39,8 +39,8 @@ def values_of(words: Sequence[str]) -> dict[str, Any]:
 def begin(name: str, words: Sequence[str]) -> None:
     """Write the settings into params.yaml.
 
-    Raises UserError, and changes nothing, for a wrong name or setting, without a committed result, and if what the last
-    commit has of params.yaml, dvc.lock or the metrics is changed, unless by an interrupted start of the same line.
+    Raises UserError, and changes nothing, for a wrong name or setting, without a committed result, and if a file of
+    the last commit is changed, unless params.yaml, dvc.lock or the metrics by an interrupted start of the same line.
     """
     config, values = params.load(), values_of(words)
     if not NAME.fullmatch(name) or name in (revisions.HERE, *revisions.experiments()):
@@ -57,7 +57,12 @@ def begin(name: str, words: Sequence[str]) -> None:
     tried, here = document.updated_text(committed, values), params.FILE.read_text(encoding="utf-8")
     if tried == committed:
         raise UserError(Fault("SETTING", " ".join(words), "value", "the last commit has it", "another value"))
-    changed = programs.output("git", "status", "--porcelain", "-uno", "--", str(dvc_lock.LOCK), config.paths.metrics)
+    status, results = ("git", "status", "--porcelain", "-uno", "--"), (str(dvc_lock.LOCK), config.paths.metrics)
+    others = programs.output(*status, ".", *(f":!{path}" for path in (str(params.FILE), *results))).splitlines()
+    if others:  # such as corrected labels: the comparison would be of two changes
+        remedy = f"keep the change: {COMMIT}, after perennial repro; or put it aside: git stash"
+        raise UserError(Fault(others[0][3:], "not as in the last commit", "differs", remedy=remedy))
+    changed = programs.output(*status, *results)
     if here not in (committed, tried) or (changed and here == committed):
         what = str(params.FILE if here != committed else dvc_lock.LOCK)
         remedy = f"keep the change: {COMMIT}; or give it up: git checkout . && perennial repro"
