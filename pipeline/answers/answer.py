@@ -1,4 +1,4 @@
-"""The answer of a model for an image: what is printed, counted and shown on a page.
+"""The answer of a model for an image: what is printed, counted and shown on a page; and paths as a person typed them.
 
 Like classify.py, it imports no library at its top.
 """
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation.acceptance import Kind
 
 
@@ -43,3 +44,9 @@ class Answer:
 def as_typed(path: str | Path, below: str) -> str:
     """A path as the person in the folder `below` has typed it: what `command_line.parse` has added is gone."""
     return str(Path(path).relative_to(below) if Path(path).is_relative_to(below) else path)
+
+
+def check_page(option: str, path: Path, below: str) -> None:
+    """Raise UserError if this path, of this option, is not that of a page."""
+    if path.suffix != ".html" or path.is_dir():
+        raise UserError(Fault(option, as_typed(path, below), "value", allowed="a file whose name ends with .html"))

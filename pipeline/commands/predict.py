@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.answers import classify, gallery_page, next_photos, own_images
-from pipeline.answers.answer import Answer, as_typed
+from pipeline.answers.answer import Answer, as_typed, check_page
 from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
@@ -77,9 +77,8 @@ def predict(request: Request, form: str = "text", top: int | None = None, html: 
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
-    if html and (html.suffix != ".html" or html.is_dir()):
-        name, allowed = as_typed(html, request.below), "a file whose name ends with .html"
-        raise UserError(Fault("--html", name, "value", allowed=allowed))
+    if html:
+        check_page("--html", html, request.below)
     config = Params() if request.model and not request.split else params.load()
     if request.split:
         labels = own_images.of_split(request.split, config)

@@ -8,16 +8,14 @@ The file has models/model.onnx in it. It can be sent to anybody: photos that are
 from argparse import Namespace
 from pathlib import Path
 
-from pipeline.answers.answer import as_typed
+from pipeline.answers.answer import as_typed, check_page
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
 
 
 def main(arguments: Namespace) -> int:
     target = Path(arguments.file)
-    if target.suffix != ".html" or target.is_dir():
-        raise UserError(Fault("FILE", str(target), "value", allowed="a file whose name ends with .html"))
+    check_page("FILE", target, arguments.below)
     from pipeline.answers import share_page
 
     model = Path(arguments.model) if arguments.model else Path(params.load().paths.models) / "model.onnx"
