@@ -6,12 +6,11 @@ from functools import partial
 from tests.conftest import PROJECT
 from tests.documents import choices, reports, results, settings
 
-MEASURED = "loader_cpu peers_cpu peers_cuda ceiling_rows_cuda ways_cuda arithmetic_cpu scale_cpu"
+MEASURED = ("loader_cpu", "peers_cuda", "ceiling_rows_cuda", "ways_cuda")
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
     **{name: {"results": partial(results.of_readme, name)} for name in results.TITLES},
     "docs/apex.md": {"steps_cuda": partial(reports.made_of, "steps_cuda")},
-    "docs/folds.md": {"recipes": results.folds},
-    "docs/performance.md": {name: partial(reports.made_of, name) for name in MEASURED.split()},
+    "docs/performance.md": {name: partial(reports.made_of, name) for name in MEASURED},
     "docs/presets.md": {"presets": settings.of_presets},
     "docs/ways.md": {"ways": settings.ways},
 }

@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import RESULTS
-from benchmarks.harness.workspace import STAGES
 from tests.conftest import PROJECT
 from tests.documents.markdown import table
 
@@ -55,31 +54,12 @@ def peers(report: Report) -> str:
     return table("program | an epoch | relative to ours | ours is shorter in all from epoch", lines)
 
 
-def scale(report: Report) -> str:
-    """Time and memory of the stages, by the number of images."""
-    rows = sorted(
-        ((*name.split(), row) for name, row in report["rows"].items()),
-        key=lambda line: (STAGES.index(line[0]), len(line[1])),
-    )
-    lines = [
-        (stage, images, f"{row['seconds']:,.0f} s", f"{1e3 * row['cpu_s'] / int(images.replace(',', '')):.2f} ms",
-         f"{row['peak_mb']:,.0f} MB")
-        for stage, images, row in rows
-    ]  # fmt: skip
-    return table("stage | images | time | CPU time per image | memory, at most", lines)
-
-
 TABLES: Mapping[str, Callable[[Report], str]] = {  # report without its device → the table of it
-    "arithmetic": by_row(
-        "model", native_seconds="native, s:.3f", ratio="portable, relative:.2f",
-        channels_last_ratio="portable, channels_last, relative:.2f",
-    ),
     "ceiling_rows": by_row(
         "model, images", ours="images/s:,.0f", share="share of the fixed batch:.3f", of_bound="share of the bound:.2f"
     ),
     "loader": loader,
     "peers": peers,
-    "scale": scale,
     "steps": by_row(
         "precision, optimizer", images_per_s="images/s:,.0f", times_fp32="relative to fp32:.2f",
         gpu_memory_mb="most memory, MB:,.0f",

@@ -1,4 +1,4 @@
-"""The tables of results in both READMEs and in docs/folds.md, made from the committed figures in results/."""
+"""The tables of results in both READMEs, made from the committed figures in results/."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -54,14 +54,3 @@ def of_recipe(name: str) -> list[str]:
 def of_readme(document: str) -> str:
     """The table of results of a README."""
     return table(TITLES[document], [*map(of_recipe, RECIPES), of_demo()])
-
-
-def folds() -> str:
-    """The accuracy of each recorded recipe over all images, and of single folds."""
-    rows = []
-    for name in RECIPES:
-        of = record.read(PROJECT / record.RECIPES / f"{name}.json").figures
-        interval = f"{of['accuracy']:.4f} ({of['accuracy_low']:.4f} to {of['accuracy_high']:.4f})"
-        one = f"{of['over_folds.mean']:.4f} ± {of['over_folds.deviation']:.4f}"
-        rows.append((f"`{name}`", f"{int(of['images']):,}", interval, one))
-    return table("recipe | photos | accuracy (95 % interval) | of one fold: mean ± deviation", rows)
