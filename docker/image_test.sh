@@ -216,21 +216,26 @@ inside() {
         --security-opt no-new-privileges --user "$STRANGER" --volume "$LAB/workspace:/workspace" "$@"
 }
 
-# Two copies of the checkout with the params of a small demo that begins with pretrained weights and a solved head:
-# `published`, and `workspace`, which another user owns.
+# A copy of the checkout, with the params of a small demo on which these lines are changed: key:value ….
+checkout() {
+    local folder=$LAB/$1 change
+    shift
+    git clone --quiet . "$folder"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2> /dev/null |
+        tar --create --files-from - | tar --extract --directory "$folder"
+    cp results/demo/params.yaml "$folder/params.yaml"
+    for change in count:120 weights:imagenet head:solved temperature:fitted "$@"; do
+        sed --in-place --regexp-extended "s#^( +${change%%:*}: ).*#\\1${change#*:}#" "$folder/params.yaml"
+    done
+}
+
+# Two checkouts of a training that begins with pretrained weights and a solved head: `published`, and `workspace`, which
+# another user owns.
 workspaces() {
-    local copy change changes=(
-        count:120 model:timm/tf_efficientnet_lite0 weights:imagenet freeze_norm:true head:solved temperature:fitted
-        lr:0.003 epochs:6 epoch_checkpoint_seconds:0
-    )
-    for copy in published workspace; do
-        git clone --quiet . "$LAB/$copy"
-        git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2> /dev/null |
-            tar --create --files-from - | tar --extract --directory "$LAB/$copy"
-        cp results/demo/params.yaml "$LAB/$copy/params.yaml"
-        for change in "${changes[@]}"; do
-            sed --in-place --regexp-extended "s#^( +${change%%:*}: ).*#\\1${change#*:}#" "$LAB/$copy/params.yaml"
-        done
+    local name
+    for name in published workspace; do
+        checkout "$name" model:timm/tf_efficientnet_lite0 freeze_norm:true lr:0.0003 epochs:3 \
+            epoch_checkpoint_seconds:0
     done
 }
 
@@ -294,9 +299,16 @@ tests_inside() {
     inside perennial-test:test python -m pytest -q -m "not gpu and not slow" "${files[@]/%/.py}"
 }
 
+# docker compose with the settings of users.
+composed() {
+    PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_USER=$STRANGER PERENNIAL_NETWORK=none \
+        docker compose --project-name perennial-test --file "$LAB/workspace/docker/compose.yaml" run \
+        --label perennial-test=stop "$@"
+}
+
 # Start a run of the container in the background, and wait until a file in its workspace has this name.
 begin_until() {
-    "${compose[@]}" --detach --name perennial-test-stopped repro-cpu > /dev/null
+    composed --detach --name perennial-test-stopped repro-cpu > /dev/null
     until compgen -G "$LAB/workspace/$1" > /dev/null; do
         [[ $(docker inspect --format '{{.State.Running}}' perennial-test-stopped) == true ]] || {
             docker logs perennial-test-stopped >&2
@@ -306,32 +318,54 @@ begin_until() {
     done
 }
 
-# The same run with compose's settings: a kill while it computes features, `docker stop` in the middle of training, then
-# the same command again. dvc.lock has to be that of the host, which was not interrupted.
-stopped_and_resumed() {
-    local status began compose=(
-        docker compose --project-name perennial-test --file "$LAB/workspace/docker/compose.yaml" run
-        --label perennial-test=stop
-    )
-    export PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_USER=$STRANGER PERENNIAL_NETWORK=none
-    begin_until ".dvc/tmp/features/*"
+# Kill a run when a file has the first name; then the stage must not have written a file of the second name.
+killed_at() {
+    begin_until "$1"
     docker kill perennial-test-stopped > /dev/null
     docker rm perennial-test-stopped > /dev/null
-    if compgen -G "$LAB/workspace/models/*" > /dev/null; then refuse "the kill came too late"; fi
+    if compgen -G "$LAB/workspace/$2" > /dev/null; then refuse "the kill at $1 came too late"; fi
+}
+
+# A kill while it computes features, `docker stop` in the middle of training, then the same command again. dvc.lock has to
+# be that of the host, which was not interrupted.
+stopped_and_resumed() {
+    local status began
+    killed_at ".dvc/tmp/features/*" "models/*"
     begin_until "runs/*/checkpoint.pt"
     began=$SECONDS
     docker stop perennial-test-stopped > /dev/null
     status=$(docker inspect --format '{{.State.ExitCode}}' perennial-test-stopped)
     docker logs perennial-test-stopped 2>&1 | grep --text "train: stopped by .*; saved at step" || refuse "stopped, training did not save"
+    docker rm perennial-test-stopped > /dev/null
     echo "stopped in $((SECONDS - began)) s, exit status $status"
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
     # As a killed DVC leaves its lock. Which process has its PID now is chance, but PID 1 always exists.
     local lock='{"write": {"/workspace/models": {"pid": 1, "cmd": "dvc repro"}}}'
     inside perennial-test:runtime sh -c "echo '$lock' > .dvc/tmp/rwlock; touch -d '1 minute ago' .dvc/tmp/rwlock"
-    "${compose[@]}" --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
+    composed --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
     grep --quiet --text "repro: .*was left locked by a killed DVC" "$LAB/resumed.log" || refuse "no lock was left"
     cmp "$LAB"/{published,workspace}/dvc.lock || refuse "dvc.lock differs from that of the host"
     echo "dvc.lock is that of the host, byte for byte: SHA-256 $(sha256sum < "$LAB/workspace/dvc.lock")"
+}
+
+# What `perennial start quick` trains, with one, two and three processes: killed while they compute features, and again in
+# the stage that solves the head. dvc.lock has to be that of one process of the host, which was not killed.
+quick_killed() {
+    local processes quick=(model:exact/tf_efficientnet_lite0 freeze_backbone:true parallel:elastic)
+    checkout quick "${quick[@]}" processes:1
+    (cd "$LAB/quick" && python -m pipeline repro > "$LAB/quick.log")
+    for processes in 1 2 3; do
+        as_root find /workspace -mindepth 1 -delete
+        rmdir "$LAB/workspace"
+        checkout workspace "${quick[@]}" "processes:$processes"
+        as_root chown -R "$STRANGER" /workspace
+        killed_at ".dvc/tmp/features/*" "data/features/*"
+        killed_at "runs/*" "models/model.safetensors"
+        composed --rm repro-cpu > "$LAB/quick-$processes.log" 2>&1
+        cmp "$LAB"/{quick,workspace}/dvc.lock || refuse "dvc.lock of $processes processes differs from that of the host"
+    done
+    echo "killed twice with 1, 2 and 3 processes, and each time the host's dvc.lock:" \
+        "SHA-256 of models/model.safetensors $(sha256sum < "$LAB/workspace/models/model.safetensors")"
 }
 
 # A person's own `dvc repro` inside: a stage that is forced runs, and dvc.lock stays as it is.
@@ -380,7 +414,7 @@ docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runti
 docker image ls perennial-test
 if [[ $SHORT ]]; then
     echo "left out (make test-nightly has it): a second build, with the same digest; inside, the demo, a published run," \
-        "the tests, and the other stages' refusal of a stale image"
+        "the tests, quick killed with 1, 2 and 3 processes, and the other stages' refusal of a stale image"
 else
     step "the image once more" build_again
 fi
@@ -396,5 +430,8 @@ if [[ -z $SHORT ]]; then
 fi
 step "inside: a stale image is refused" stale_refused
 step "owners and modes" owners_and_modes
+if [[ -z $SHORT ]]; then
+    step "inside: quick, killed with 1, 2 and 3 processes" quick_killed
+fi
 printf '\n== image-test passed; CPU seconds of the whole machine:\n'
 printf '%s\n' "${SUMMARY[@]}" | python -m tests.helpers.budget "image-test${SHORT:+ SHORT=yes}" ${WRITE_BUDGET:+--write}
