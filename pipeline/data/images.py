@@ -156,7 +156,7 @@ def _decode(path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, 
     with path.open("rb") as file:
         if length == 0 or length > memory.largest_file(max_pixels):
             originals.check_hash(file, path, sha256)
-            raise decoders.too_long_reason(file) if length else Unusable(decoders.EMPTY)
+            raise Unusable(decoders.TOO_LARGE if length else decoders.EMPTY)
         is_copied = bool(sha256) or length <= SMALL_FILE
         opening_bytes = reserved_bytes = memory.opening_bytes(file, is_copied)
         while True:
