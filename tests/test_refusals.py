@@ -131,7 +131,7 @@ def apply_corrections(content: str, *files: str) -> None:
 
 def read_labels(content: str | bytes) -> None:
     raw = content if isinstance(content, bytes) else content.encode()
-    folders.interpret("in", ["a.png", "b/c.png", "d e,f.JPG", "b/", "labels.csv"], lambda _: raw)
+    folders.interpret("in", ["a.png", "b/c.png", "d e,f.JPG", "labels.csv"], lambda _: raw)
 
 
 def layout_of(names: str) -> None:
@@ -379,14 +379,7 @@ ROWS: list[Row] = [
         ("path,label,split\na.png,x,holdout\n", "in/labels.csv:2", "value"),
         ("path,label\na.png,x\n", "in/labels.csv", "missing"),
     ),
-    *rows(
-        "a file that holds images", layout_of,
-        ("train.tar", "in/train.tar", "value"), ("README.md cat/cat.zip dog/dog.ZIP", "in/cat/cat.zip", "value"),
-        ("00000.tar 00001.tar", "in/00000.tar", "value"), ("train.tar a/1.jpg b/1.jpg", "", ""),
-        ("data/train-00000-of-00002.parquet", "in/data/train-00000-of-00002.parquet", "value"),
-        ("train.lmdb/data.mdb train.lmdb/lock.mdb", "in/train.lmdb/data.mdb", "value"),
-        ("train.tfrecord-00000-of-00008", "in/train.tfrecord-00000-of-00008", "value"),
-    ),
+    *rows("files without class folders", layout_of, ("train.tar", "in", "missing"), ("train/1.parquet", "in", "missing")),
     ("pointers of Git LFS", lambda: folders.interpret("in", ["a/1.jpg", "b/1.jpg"], lambda _: folders.LFS + b"v1\n"),
      "in/a/1.jpg", "missing"),
     *rows(
