@@ -187,10 +187,9 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
     packages.mkdir()
     for top in {name.partition(".")[0] for name in gpu.CARRIED}:
         (packages / top).symlink_to(str(distribution("pydantic").locate_file(top)))
-    for name in ("pooch", "pydantic", "platformdirs"):  # these ask for their own version
-        package = distribution(name)
-        info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
-        (packages / info).symlink_to(str(package.locate_file(info)))
+    package = distribution("pydantic")  # it asks for its own version
+    info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
+    (packages / info).symlink_to(str(package.locate_file(info)))
     return folder / "bin/python", packages
 
 

@@ -379,7 +379,7 @@ ROWS: list[Row] = [
         ("path,label,split\na.png,x,holdout\n", "in/labels.csv:2", "value"),
         ("path,label\na.png,x\n", "in/labels.csv", "missing"),
     ),
-    *rows("files without class folders", layout_of, ("train.tar", "in", "missing"), ("train/1.parquet", "in", "missing")),
+    *rows("no class folders", layout_of, ("train.tar", "in", "missing"), ("train/1.parquet", "in", "missing")),
     ("pointers of Git LFS", lambda: folders.interpret("in", ["a/1.jpg", "b/1.jpg"], lambda _: folders.LFS + b"v1\n"),
      "in/a/1.jpg", "missing"),
     *rows(
