@@ -71,15 +71,6 @@ def test_one_common_top_folder_is_left_out(names: str, paths: str, tmp_path: Pat
         assert sorted(unpack_bytes(pack(dict.fromkeys(names.split(), b"x")), tmp_path)) == paths.split()
 
 
-def test_a_zip_with_backslashes_has_folders(tmp_path: Path) -> None:
-    """As some programs of Windows write it; nothing leaves the folder so. Beside a / it is a letter of a name."""
-    windows = zip_bytes(dict.fromkeys(["set\\", "set\\daisy\\a", "set\\rose\\b"], b""))
-    assert sorted(unpack_bytes(windows, tmp_path)) == ["daisy/a", "rose/b"]
-    assert sorted(unpack_bytes(zip_bytes(dict.fromkeys(["d/a\\b", "e/c"], b"")), tmp_path)) == ["d/a\\b", "e/c"]
-    (tmp_path / "outside").mkdir()
-    is_refused(zip_bytes({"..\\..\\x.jpg": b""}), tmp_path / "outside", "value")
-
-
 def test_odd_names_survive(tmp_path: Path) -> None:
     """Spaces, commas, quotes and non-ASCII letters are kept, also in a zip without the flag for UTF-8."""
     names = {"Gänse blümchen/a, \"b\" 'c'.JPG": b"x", "薔薇/ü.png": b"y"}
