@@ -396,7 +396,6 @@ ROWS: list[Row] = [
         (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
         (lambda path: path.symlink_to("/dev/zero"), "z.jpg", "in/z.jpg"),
         (Path.touch, "\udcff.jpg", ascii("in/\udcff.jpg")), (Path.touch, "a\rb.jpg", repr("in/a\rb.jpg")),
-        (partial(Path.mkdir, parents=True), "/".join("a" * 200), "in"),
     )),
     *rows(
         "a folder without photos", lambda name: originals.write_manifest(Path(name), Path("images"), workers=1),
@@ -406,7 +405,7 @@ ROWS: list[Row] = [
     ("photos of another machine", locate_elsewhere, "paths.inbox", "missing"),
     *(("what is no file", partial(look_at, make, look), "a.jpg", "value")
       for make in (os.mkfifo, socket_at, Path.mkdir, lambda path: path.symlink_to("/dev/zero"))
-      for look in (decode, lambda path: images.resize_to_square(path, 32),
+      for look in (decode, lambda path: images.square_and_size(path, 32),
                    lambda path: images.inspect_image(path, 1, 1, id))),
     *rows(
         "an address of a file", fetch_file,

@@ -134,9 +134,7 @@ def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answe
         return
     from tqdm import tqdm
 
-    from pipeline.evaluation import photos
-
-    yield from tqdm(answers, "predict", photos.count_files(request.images), unit=" images")
+    yield from tqdm(answers, "predict", unit=" images")
 
 
 def as_counts(classes: Counter[str]) -> str:

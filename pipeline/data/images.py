@@ -92,13 +92,6 @@ def decode(
         raise decoders.refusal(path, error, max_pixels, min_side) from None
 
 
-def resize_to_square(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
-) -> NDArray[np.uint8]:
-    """The image as a square, as `fit` says: uint8 [size, size, 3]. Raises as `decode` does."""
-    return square_and_size(path, size, max_pixels, grey, sha256, fit)[0]
-
-
 def square_and_size(
     path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:

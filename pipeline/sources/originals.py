@@ -18,7 +18,6 @@ from pipeline.base import files, schema, threads
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.sources import labels
 
-DEEPEST = 100  # folders above a folder; a path of 4,096 bytes cannot have more than 2,047
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
@@ -170,9 +169,6 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     real_folder = folder.resolve()
     if real_folder in above:
         raise UserError(Fault(str(folder), "a link to a folder that it is in", "value", remedy="remove the link"))
-    if len(above) > DEEPEST:
-        remedy = "move the images up, or remove the folders"
-        raise UserError(Fault(str(top), f"folders in more than {DEEPEST} folders", "value", remedy=remedy))
     for entry in list(os.scandir(folder)):
         path = Path(entry.path)
         name = path.relative_to(top).as_posix()
