@@ -4,8 +4,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.learning import schedule
@@ -77,14 +75,6 @@ def test_a_training_ends_after_so_many_epochs_without_a_better_one() -> None:
     assert [should_stop(history[:epochs], 2) for epochs in range(5)] == [False, False, False, True, True]
     assert best_epoch(history[1:2]) == 0
     assert should_stop([history[1]] * 2, 2)
-
-
-@given(accuracies=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=12), patience=st.integers(1, 12))
-def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience: int) -> None:
-    """It is used up if none of the last epochs is above all epochs before it."""
-    before, last = accuracies[:-patience], accuracies[-patience:]
-    expected = bool(before) and max(last) <= max(before)
-    assert should_stop(rows(*accuracies), patience) is expected
 
 
 @pytest.mark.parametrize(("at_end", "anywhere", "ages"), [(10, 300, (10, 300)), (0, 300, (0, 300)), (10, 5, (5, 5))])
