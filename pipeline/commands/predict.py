@@ -134,7 +134,9 @@ def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answe
         return
     from tqdm import tqdm
 
-    yield from tqdm(answers, "predict", unit=" images")
+    from pipeline.evaluation import photos
+
+    yield from tqdm(answers, "predict", photos.count_files(request.images), unit=" images")
 
 
 def as_counts(classes: Counter[str]) -> str:

@@ -124,3 +124,11 @@ def _read_refusal(path: Path | str, error: OSError) -> UserError:
 
 def _empty_folder_refusal(folder: Path | str) -> UserError:
     return UserError(Fault(str(folder), "no image in this folder", "missing", remedy="give images, or another folder"))
+
+
+def count_files(arguments: Sequence[Path | str]) -> int:
+    """The number of files that `load_images` will read."""
+    return sum(
+        sum(not path.is_dir() for path in place.rglob("*")) if isinstance(place, Path) and place.is_dir() else 1
+        for place in arguments
+    )
