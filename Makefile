@@ -13,8 +13,8 @@ PROMPT := perennial
 PERENNIAL_IMAGE ?= perennial
 TARGET ?= runtime
 # What a CPU can show in minutes. `devices` would measure two rows of `ways` again (single, and ddp on two processes).
-# `arithmetic`, `elastic` and `portable` are measured when the code that they measure changes; `gpu`, `steps`: on a GPU.
-BENCHMARKS := loader ceiling planning ways peers time_to_accuracy pipeline prepare growth
+# `arithmetic` is measured when the code that it measures changes; `gpu`, `steps`: on a GPU.
+BENCHMARKS := loader ceiling planning ways peers time_to_accuracy pipeline prepare
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## this list

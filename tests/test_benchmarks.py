@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +18,7 @@ from packaging.requirements import Requirement
 from benchmarks.__main__ import main as benchmark
 from benchmarks.harness import bound, measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import ceiling, gpu, growth, peers, portable, profile, ways
+from benchmarks.speed import ceiling, gpu, peers, profile, ways
 from pipeline.base import files
 from tests.conftest import PROJECT
 from tests.documents import reports
@@ -29,8 +28,8 @@ from tests.helpers.refusals import refuses
 from tests.helpers.wheels import wheel
 
 NAMES = (
-    *("arithmetic", "ceiling", "decoding", "devices", "exact", "growth", "loader", "peers", "pipeline", "planning"),
-    *("prepare", "profile", "scale", "steps", "time_to_accuracy", "ways"),
+    *("arithmetic", "ceiling", "devices", "exact", "loader", "peers", "pipeline", "planning", "prepare"),
+    *("profile", "scale", "steps", "time_to_accuracy", "ways"),
 )
 # `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
 TRIED = [name for name in NAMES if name not in ("devices", "peers")]
@@ -124,7 +123,7 @@ def test_the_gpu_command_stops_without_equal_bits(
 
 
 def test_figures_are_computed_from_seconds() -> None:
-    """Other programs are compared in the same precision, `split` included. Linear growth is 1."""
+    """Other programs are compared in the same precision, `split` included."""
     seconds = {"ours tf32": 4.0, "ours fp16": 2.0, "tutorial tf32": 5.0, "timm fp16": 3.0, "torchvision fp16": 2.0}
     rows = {"split, once": {"seconds": 1.5}, "prepare, once": {"seconds": 1.0}} | {
         name: {"epoch_s": value} for name, value in seconds.items()
@@ -135,18 +134,6 @@ def test_figures_are_computed_from_seconds() -> None:
         "less_from_epoch": {"tutorial tf32": 3, "timm fp16": 3, "torchvision fp16": None},
     }
     assert [measuring.less_from(once, 1.0, 3.0) for once in (0.0, 1.9, 2.0, 2.1)] == [1, 1, 2, 2]
-    assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1  # with any constant; quadratic time gives more
-    assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
-
-
-@pytest.mark.nightly("a training in a process that imports torch; make test has the benchmark of prepare")
-def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training in a fork gives its hash. One that fails is an error with its message."""
-    monkeypatch.chdir(PROJECT)
-    (digest,) = portable.hashes(portable.HERE, portable.TINY, tmp_path / "works").values()
-    assert re.fullmatch("[0-9a-f]{64}", digest)
-    with pytest.raises(RuntimeError, match=r"train\.model"):
-        portable.hashes(portable.HERE, (replace(portable.TINY[0], model="unknown"),), tmp_path / "fails")
 
 
 def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +187,9 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
     packages.mkdir()
     for top in {name.partition(".")[0] for name in gpu.CARRIED}:
         (packages / top).symlink_to(str(distribution("pydantic").locate_file(top)))
-    for name in ("pooch", "pydantic", "platformdirs"):  # these ask for their own version
-        package = distribution(name)
-        info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
-        (packages / info).symlink_to(str(package.locate_file(info)))
+    package = distribution("pydantic")  # it asks for its own version
+    info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
+    (packages / info).symlink_to(str(package.locate_file(info)))
     return folder / "bin/python", packages
 
 

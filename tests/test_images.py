@@ -96,18 +96,3 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, read: Callable[[
     """A fault of the disk is raised, and is no reason to exclude the image."""
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "absent.jpg")
-
-
-@pytest.mark.parametrize(
-    ("sides", "decoded"),
-    [((640, 400), (320, 200)), ((640, 399), (640, 399)), ((1700, 800), (425, 200)), ((200, 150), (200, 150))],
-)
-def test_a_large_jpeg_is_decoded_at_a_reduced_scale(
-    tmp_path: Path, sides: tuple[int, int], decoded: tuple[int, int]
-) -> None:
-    """A draft has the smallest scale with both sides large enough, and looks like the full image."""
-    path = save(tmp_path / "a.jpg", scene().resize(sides), quality=95)
-    draft = decode(path, draft=200)
-    assert draft.size == decoded
-    small, full = (pixels(image.resize((50, 50))) for image in (draft, decode(path)))
-    assert abs(small - full).max() <= 2

@@ -57,7 +57,7 @@ def test_split_and_group_are_optional() -> None:
 
 def test_what_is_not_used_is_noted() -> None:
     """Columns with other names, and images that are not listed. A table may be inside one folder, with its paths."""
-    names = [*FILES, "README.txt", "new.webp", "x.jpg/"]
+    names = [*FILES, "README.txt", "new.webp"]
     columns, files = read("path,label,width,by\na.png,x,1,me\nb/c.png,y,1,me\n", names).notes
     assert columns.endswith(": width, by")
     assert files.startswith("2 images ")

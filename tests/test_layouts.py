@@ -61,9 +61,6 @@ CASES = (
          both("train", number=5) | both("valid", "test", number=2)
          | dict.fromkeys(("README.roboflow.txt", "README.dataset.txt", "train/README.md"), ""),
          (10, 4, 4), ("layout: split folders train, valid, test",)),
-    Case("Roboflow, one column per class",
-         images("train", "valid") | table("filename, cat, dog", "00.png, 1, 0", name="train/_classes.csv"),
-         faults=(("images", "missing"),)),
     Case("YOLO", images("images", "labels"), faults=(("images", "value"),)),
     Case("Pascal VOC", images("JPEGImages", "SegmentationClass") | {"Annotations/00.xml": "<annotation/>"},
          faults=(("images", "value"),)),
@@ -73,8 +70,6 @@ CASES = (
          (12, 3, 5),
          ("7 images", "(first: test/00.png)")),
     Case("Kaggle, one folder and train.csv", images("train", number=20) | table("id,label", "00,cat", name="train.csv"),
-         faults=(("images", "missing"),)),
-    Case("Hugging Face, metadata.csv", FLAT | table("file_name,label", "00.png,cat", name="photos/metadata.csv"),
          faults=(("images", "missing"),)),
     Case("one folder above (a zip)", both("dataset/train") | both("dataset/valid", number=2) | {"dataset/README": ""},
          (15, 4, 5), ("'dataset'", "layout: split folders train, valid")),
@@ -101,9 +96,6 @@ CASES = (
          FLAT | images("held")
          | table("path,label,split", *labels_of("photos\\", ","), *labels_of("held/", ",Testing", number=5)),
          (17, 3, 10), ("17 train, 3 val",)),
-    Case("labels.csv, faults",
-         FLAT | table("path,label,split", "photos/00.png,,", "photos/99.png,cat,", "photos/01.png,dog,holdout"),
-         faults=tuple((f"images/labels.csv:{number}", "value") for number in (2, 3, 4))),
     Case("labels.csv, groups",
          FLAT | table("path,label,group", *(f"{line},{n // 2}" for n, line in enumerate(labels_of("photos/")))),
          (12, 4, 4), ("groups: 10",)),

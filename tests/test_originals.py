@@ -72,7 +72,7 @@ def test_the_bytes_that_were_hashed_are_decoded(
     assert (len(before) > images.SMALL_FILE) == (side > 64)
     photo = inbox / "cats/b.png"
     photo.write_bytes(before)
-    expected = images.resize_to_square(photo, 32), images.inspect_image(photo, 1, 10**6, id).pixels
+    expected = images.square_and_size(photo, 32)[0], images.inspect_image(photo, 1, 10**6, id).pixels
     source = write_and_read(inbox)
     table = inbox.parent / "split.csv"
     row = ("cats/b.png", "cats", "train", "", side, side)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
+from pipeline.config import model_names
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
@@ -277,7 +278,7 @@ def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, t
 
 def test_every_model_has_published_weights_that_can_be_checked() -> None:
     """torchvision's default weights of each model have an https address with a part of their hash."""
-    for name in network.names():
+    for name in model_names.MODELS:
         url, prefix = pretrained.published_weights(name)
         assert url.startswith("https://")
         assert len(prefix) >= 8

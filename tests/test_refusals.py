@@ -131,7 +131,7 @@ def apply_corrections(content: str, *files: str) -> None:
 
 def read_labels(content: str | bytes) -> None:
     raw = content if isinstance(content, bytes) else content.encode()
-    folders.interpret("in", ["a.png", "b/c.png", "d e,f.JPG", "b/", "labels.csv"], lambda _: raw)
+    folders.interpret("in", ["a.png", "b/c.png", "d e,f.JPG", "labels.csv"], lambda _: raw)
 
 
 def layout_of(names: str) -> None:
@@ -379,14 +379,7 @@ ROWS: list[Row] = [
         ("path,label,split\na.png,x,holdout\n", "in/labels.csv:2", "value"),
         ("path,label\na.png,x\n", "in/labels.csv", "missing"),
     ),
-    *rows(
-        "a file that holds images", layout_of,
-        ("train.tar", "in/train.tar", "value"), ("README.md cat/cat.zip dog/dog.ZIP", "in/cat/cat.zip", "value"),
-        ("00000.tar 00001.tar", "in/00000.tar", "value"), ("train.tar a/1.jpg b/1.jpg", "", ""),
-        ("data/train-00000-of-00002.parquet", "in/data/train-00000-of-00002.parquet", "value"),
-        ("train.lmdb/data.mdb train.lmdb/lock.mdb", "in/train.lmdb/data.mdb", "value"),
-        ("train.tfrecord-00000-of-00008", "in/train.tfrecord-00000-of-00008", "value"),
-    ),
+    *rows("no class folders", layout_of, ("train.tar", "in", "missing"), ("train/1.parquet", "in", "missing")),
     ("pointers of Git LFS", lambda: folders.interpret("in", ["a/1.jpg", "b/1.jpg"], lambda _: folders.LFS + b"v1\n"),
      "in/a/1.jpg", "missing"),
     *rows(
@@ -403,7 +396,6 @@ ROWS: list[Row] = [
         (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
         (lambda path: path.symlink_to("/dev/zero"), "z.jpg", "in/z.jpg"),
         (Path.touch, "\udcff.jpg", ascii("in/\udcff.jpg")), (Path.touch, "a\rb.jpg", repr("in/a\rb.jpg")),
-        (partial(Path.mkdir, parents=True), "/".join("a" * 200), "in"),
     )),
     *rows(
         "a folder without photos", lambda name: originals.write_manifest(Path(name), Path("images"), workers=1),
@@ -413,7 +405,7 @@ ROWS: list[Row] = [
     ("photos of another machine", locate_elsewhere, "paths.inbox", "missing"),
     *(("what is no file", partial(look_at, make, look), "a.jpg", "value")
       for make in (os.mkfifo, socket_at, Path.mkdir, lambda path: path.symlink_to("/dev/zero"))
-      for look in (decode, lambda path: images.resize_to_square(path, 32),
+      for look in (decode, lambda path: images.square_and_size(path, 32),
                    lambda path: images.inspect_image(path, 1, 1, id))),
     *rows(
         "an address of a file", fetch_file,

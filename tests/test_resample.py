@@ -28,7 +28,6 @@ def pixels(normalized: Tensor) -> Tensor:
     return (normalized * std + mean) * 255
 
 
-# Compiling takes seconds for each pair of sizes: a few of every kind.
 # Compiling takes seconds for each pair of sizes: smaller, enlarged, and odd. test_kernels.py has further ones.
 @pytest.mark.parametrize(("side", "out"), [(256, 224), (40, 96), (33, 17)])
 def test_no_rounding_is_left_to_an_order(side: int, out: int) -> None:

@@ -1,28 +1,15 @@
 """The learning rate is a pure function of the step."""
 
-import itertools
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.learning import schedule
 from pipeline.learning.schedule import Schedule, best_epoch, should_stop
 from pipeline.running.notes import notes
 from tests.conftest import change, on_cpu, read_params
-
-
-@given(steps=st.integers(1, 500), data=st.data())
-def test_a_cosine_falls_from_one_towards_its_end(steps: int, data: st.DataObject) -> None:
-    """Up to 1 in the warm-up, then never up again, nor below the final share."""
-    warmup, final = data.draw(st.integers(0, steps)), data.draw(st.floats(0, 1))
-    rates = [Schedule("cosine", steps, warmup, final).lr_factor(step) for step in range(steps)]
-    assert all(a < b for a, b in itertools.pairwise(rates[:warmup]))
-    assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
-    assert all(final - 1e-12 <= rate <= 1 for rate in rates[warmup:])
 
 
 def test_the_cosine_begins_after_the_warm_up() -> None:
@@ -35,18 +22,6 @@ def test_the_cosine_begins_after_the_warm_up() -> None:
     assert rates == pytest.approx([1, 1, 0.2 + 0.8 * quarter, 0.6, 0.2 + 0.8 * (1 - quarter), 0.2])
     assert [Schedule("constant", 6, 4, 0.0).lr_factor(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
     assert [Schedule("cosine", 3, 3, 0.0).lr_factor(step) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
-
-
-@given(steps=st.integers(1, 200), drop=st.floats(0, 1), data=st.data())
-def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataObject) -> None:
-    """After the warm-up the rate is multiplied once for each drop reached, those during the warm-up included."""
-    warmup = data.draw(st.integers(0, steps))
-    drops = sorted(data.draw(st.sets(st.integers(1, steps), max_size=5)))
-    for step in range(warmup, steps):
-        assert Schedule("step", steps, warmup, 0.0, drops, drop).lr_factor(step) == drop ** sum(
-            at <= step for at in drops
-        )
-    assert Schedule("step", steps, 0, 0.0, [0]).lr_factor(steps - 1) == 1  # without a factor a drop changes nothing
 
 
 @pytest.mark.parametrize(
@@ -100,14 +75,6 @@ def test_a_training_ends_after_so_many_epochs_without_a_better_one() -> None:
     assert [should_stop(history[:epochs], 2) for epochs in range(5)] == [False, False, False, True, True]
     assert best_epoch(history[1:2]) == 0
     assert should_stop([history[1]] * 2, 2)
-
-
-@given(accuracies=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=12), patience=st.integers(1, 12))
-def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience: int) -> None:
-    """It is used up if none of the last epochs is above all epochs before it."""
-    before, last = accuracies[:-patience], accuracies[-patience:]
-    expected = bool(before) and max(last) <= max(before)
-    assert should_stop(rows(*accuracies), patience) is expected
 
 
 @pytest.mark.parametrize(("at_end", "anywhere", "ages"), [(10, 300, (10, 300)), (0, 300, (0, 300)), (10, 5, (5, 5))])

@@ -47,24 +47,6 @@ def test_the_optimizer_has_the_settings(nesterov: bool) -> None:
     assert [(group["weight_decay"], group["scale"]) for group in groups] == [(0.125, 1), (0, 1), (0.125, 4), (0, 4)]
 
 
-def test_only_export_ema_gives_the_average() -> None:
-    """After one update with decay 0.5, the average is half-way; `last` and `best` give the weights themselves."""
-    learner = learner_of(**SETTINGS)
-    model = learner.model
-    assert isinstance(model, Net)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        learner.ema.averages[0].fill_(1)  # of the first parameter, body.weight
-        model.body.weight.fill_(3)
-    learner.ema.update()
-    train = config_with(**SETTINGS).train
-    for export, value in (("last", 3), ("best", 3), ("ema", 2)):
-        weights = state.export_weights(learner, train.model_copy(update={"export": export}))
-        assert torch.all(weights["body.weight"] == value), export
-    assert torch.all(model.body.weight == 3)
-
-
 def test_a_global_batch_has_so_many_microbatches() -> None:
     """Shards with elastic, on any number of processes; else the processes times the parts of each."""
     two = replace(WORLD, size=2)

@@ -37,7 +37,7 @@ OWNERS = {  # a library → the modules that import it
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
     "scipy": {"attest.seeds", "data.duplicates", "evaluation.metrics"},
-    "pooch": {"sources.fetch"}, "requests": {"sources.fetch"},
+    "requests": {"sources.fetch"},
     "tarfile": {"sources.archive"}, "zipfile": {"sources.archive"},
     "timm": {"models.timm_models"},
     "torchvision": {"sources.torchvision_sets", "models.network", "models.pretrained", "running.monitor"},

@@ -28,7 +28,7 @@ import zipfile
 from pathlib import Path
 
 # What the parts import. --write-packages writes CARRIED into a folder, and Apex from --apex-wheel.
-CARRIED = ("annotated_types", "imagehash", "platformdirs", "pooch", "pydantic", "pydantic_core", "ruamel.yaml",
+CARRIED = ("annotated_types", "imagehash", "pydantic", "pydantic_core", "ruamel.yaml",
            "typing_inspection")  # fmt: skip
 EXPECTED = ("hypothesis", "numba", "numpy", "psutil", "pytest", "requests", "scipy", "sortedcontainers", "tensorboard",
             "timm", "torch", "torchvision")  # fmt: skip

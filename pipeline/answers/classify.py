@@ -116,8 +116,7 @@ def open_onnx(path: Path) -> "OnnxModel":
     """A model.onnx. Raises UserError."""
     from pipeline.evaluation import onnx_file
 
-    with onnx_file.exit_on_ctrl_c():
-        return onnx_file.load(path, linux.usable_cores())
+    return onnx_file.load(path, linux.usable_cores())
 
 
 def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxModel | str":
@@ -156,7 +155,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     import numpy as np
 
     from pipeline.base import elementary
-    from pipeline.evaluation import onnx_file, photos
+    from pipeline.evaluation import photos
     from pipeline.loader import center
 
     view = model.view
@@ -164,8 +163,7 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     for image in photos.load_images(request.images, view, *size_limits(request, config), refusals, request.folder):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
-        with onnx_file.exit_on_ctrl_c():
-            (log_probabilities,) = model.log_probabilities(pixels)
+        (log_probabilities,) = model.log_probabilities(pixels)
         yield answer_for(image, model.classes, elementary.exp(log_probabilities), limit, request)
 
 

@@ -59,12 +59,12 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     """
     rows = split_table.all_rows(Path(config.paths.split))
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
-    matches = user_table.match_paths("PHOTO", names, {row.path for row in rows})
-    raise_if_any(replace(fault, remedy=f"{config.paths.split} has the names") for fault in matches.faults)
+    paths, _, faults = user_table.match_paths("PHOTO", names, {row.path for row in rows})
+    raise_if_any(replace(fault, remedy=f"{config.paths.split} has the names") for fault in faults)
     before = corrections.read(table)
     lines = {cells["path"]: cells for _, cells in before.lines}
     excluded = {path for path, cells in lines.items() if cells["label"] == corrections.EXCLUDE}
-    forgotten = [row for row in together(rows, matches.paths) if row.path not in excluded]
+    forgotten = [row for row in together(rows, paths) if row.path not in excluded]
     if not forgotten:
         reason = f"{table} excludes it already"
         raise UserError(Fault("PHOTO", ", ".join(words), "value", reason, remedy="perennial repro trains without it"))

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words, visible
 from pipeline.dataset.split_table import BY_HAND
@@ -52,15 +51,9 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
     Raises UserError for a path that is no image's or is there twice, and a label that is no class.
     """
     images = {file.path: file for file in layout.image_files}
-    lines: dict[str, dict[str, str]] = {}
-    matches = user_table.match_paths(str(FILE), table.lines, images)
-    faults = [*matches.faults]
-    for (number, cells), path in zip(table.lines, matches.paths, strict=True):
-        value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
-        if path in images and value:
-            faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
-        lines[path] = cells
-    errors.raise_if_any(sorted(faults, key=user_table.line))
+    lines, table_notes = user_table.by_path(
+        str(FILE), table, images, lambda cells, _: _line_fault(cells, layout.classes)
+    )
     if not lines:
         return CorrectedLayout(layout, {}, {})
     exclusion_reasons = {
@@ -74,7 +67,7 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
         "unchanged": len(unchanged),
     }
     files = [replace(file, label=labels.get(file.path, file.label)) for file in layout.image_files]
-    notes = (*layout.notes, *matches.notes, *_notes(counts, unchanged, table.unknown_columns))
+    notes = (*layout.notes, *_notes(counts, unchanged), *table_notes)
     return CorrectedLayout(replace(layout, image_files=files, notes=notes), exclusion_reasons, counts)
 
 
@@ -94,7 +87,7 @@ def _reason(why: str) -> str:
     return f"{BY_HAND}: {why}" if why else BY_HAND
 
 
-def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unknown_columns: Sequence[str]) -> list[str]:
+def _notes(counts: Mapping[str, int], unchanged: Sequence[str]) -> list[str]:
     """Sentences on what the corrections changed."""
     notes = [f"{FILE}: labels corrected: {counts['relabelled']:,}, images left out: {counts['excluded']:,}"]
     if unchanged:
@@ -102,6 +95,4 @@ def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unknown_columns:
             f"{FILE}: lines that change nothing, because the label is right already: {len(unchanged):,} "
             f"(first: {visible(unchanged[0])})"
         )
-    if unknown_columns:
-        notes.append(f"{FILE}: columns that are not read: {', '.join(unknown_columns)}")
     return notes

@@ -4,7 +4,6 @@ HEIC is opened by libheif (pillow-heif, an optional package), all other formats 
 """
 
 import errno
-import io
 import re
 import stat
 import warnings
@@ -133,13 +132,6 @@ def decoding_bytes(image: Image.Image, draft: int) -> int:
 # ---- why a file cannot be used ----
 
 
-def too_long_reason(content: BinaryIO) -> Unusable:
-    """The reason why a file with more bytes than an image can have is unusable: too large, or a video."""
-    head = _head(content)
-    reason = UNKNOWN if formats.decodable_format(head) else _reason_by_content(head)
-    return Unusable(TOO_LARGE if reason == UNKNOWN else reason)
-
-
 @contextmanager
 def errors_as_unusable(content: BinaryIO, size: tuple[int, int] = (0, 0)) -> Iterator[None]:
     """A block in which any error is raised as Unusable: for a broken file a decoder raises nearly any error."""
@@ -157,13 +149,12 @@ def _reason(error: Exception, content: BinaryIO) -> str:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in image_errnos):
         raise error
     head = _head(content)
-    if formats.decodable_format(head):
-        return TRUNCATED if formats.is_cut(content) else NOT_DECODABLE
     # KeyError: of a TIFF with a compression that Pillow does not know
     if head.startswith(formats.TIFF) and isinstance(error, UnidentifiedImageError | KeyError):
-        return _tiff_reason(content)
+        return f"{UNSUPPORTED}: {formats.RARE_TIFF}"
     if isinstance(error, UnidentifiedImageError):
-        return _reason_by_content(head)
+        unknown = f"{UNSUPPORTED}: {formats.RAW}" if formats.is_cr3(head) else UNKNOWN
+        return NOT_DECODABLE if formats.decodable_format(head) else unknown
     if isinstance(error, EOFError) or "truncated" in str(error).lower():  # Pillow has no class for it
         return TRUNCATED
     return NOT_DECODABLE
@@ -174,37 +165,10 @@ def kind(reason: str) -> str:
     return reason.partition(": ")[0]
 
 
-def _reason_by_content(head: bytes) -> str:
-    """The reason of a file that no decoder knows."""
-    if formats.is_cr3(head):
-        return f"{UNSUPPORTED}: {formats.RAW}"
-    if other := formats.companion_format(head):
-        return f"{COMPANION}: {other}"
-    return UNKNOWN
-
-
-def _tiff_reason(content: BinaryIO) -> str:
-    """The reason of a TIFF that Pillow does not open: raw, of a rare kind, cut, or damaged."""
-    content.seek(0)
-    header = content.read(8)
-    try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(header + (content.read(8) if b"+" in header[:4] else b""))
-        if tags.next >= (end := content.seek(0, io.SEEK_END)):
-            return TRUNCATED
-        content.seek(tags.next)
-        tags.load(content)
-        if DNG_VERSION in tags:
-            return f"{UNSUPPORTED}: {formats.RAW}"
-        width, height = tags[TiffImagePlugin.IMAGEWIDTH], tags[TiffImagePlugin.IMAGELENGTH]
-        first = max(tags.get(TiffImagePlugin.STRIPOFFSETS) or tags[TiffImagePlugin.TILEOFFSETS])
-        is_whole = min(width, height) > 0 and first < end
-    except Exception:  # broken tags; any error is possible
-        return NOT_DECODABLE
-    return f"{UNSUPPORTED}: {formats.RARE_TIFF}" if is_whole else TRUNCATED
-
-
 def reason_of(path: Path, error: Unusable) -> str:
-    """The reason; of an unknown format, with the ending of the file's name, if it is a plain one."""
+    """The reason; with the ending of the file's name, if it is a plain one, where that alone says what the file is."""
+    if error.reason in (UNKNOWN, TOO_LARGE) and (companion := formats.COMPANIONS.get(path.suffix.lower())):
+        return f"{COMPANION}: {companion}"
     is_named = error.reason == UNKNOWN and PLAIN_ENDING.fullmatch(path.suffix)
     return f"{UNKNOWN}: {path.suffix.lower()}" if is_named else error.reason
 
@@ -227,18 +191,19 @@ class NotDecoded(Refused):
 
 def refusal(path: Path, error: Unusable, max_pixels: int, min_side: int) -> Refused:
     """The UserError for an unusable file, with what is allowed and the remedy."""
-    if error.reason == TOO_SMALL:
+    reason = reason_of(path, error)
+    if reason == TOO_SMALL:
         size, allowed = f"{error.size[0]} × {error.size[1]} pixels", f"sides of {min_side:,} pixels or more"
         remedy = "give the original; to get an answer all the same: predict --min-side 1"
         return Refused(Fault(str(path), "too small", "value", size, f"{allowed} (split.min_side)", remedy))
-    if error.reason == TOO_LARGE:
+    if reason == TOO_LARGE:
         size = f"{error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes"
         allowed = (
             f"up to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
             f"{memory.largest_file(max_pixels):,} bytes"
         )
         return Refused(Fault(str(path), "too large", "value", size, allowed, "make it smaller"))
-    return NotDecoded(path, reason_of(path, error))
+    return NotDecoded(path, reason)
 
 
 def file_size(path: Path) -> int:

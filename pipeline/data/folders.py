@@ -5,8 +5,6 @@ level below, and this split is kept; val and test may be missing. If one top fol
 inside it. No class may have the name of a split. Files beside the class folders, such as a licence, are not images of
 the data set. A table labels.csv at the top replaces all this (labels.py).
 
-A folder without a file changes only the notes: neither Git nor DVC's cache has it, so another checkout lacks it.
-
 Here nothing is read from the disk: originals.py lists the files.
 """
 
@@ -14,9 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.dataset.split_table import SPLITS
@@ -24,7 +20,6 @@ from pipeline.sources import labels
 from pipeline.sources.layout import (
     ImageFile,
     Layout,
-    formula_notes,
     looks_like_image,
     similar_class_notes,
     split_of,
@@ -32,20 +27,7 @@ from pipeline.sources.layout import (
     unused_images_note,
 )
 
-OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
-    "metadata.csv": "rename it to labels.csv, and its columns file_name to path and the class to label",
-    "_classes.csv": "it has one column per class; write labels.csv from it, with one class per image",
-}
-# Files that have images inside → how these become files. The first line that matches a name counts.
-HOLDERS = {
-    r"[^/]*[0-9]+\.tar": "shards (WebDataset): unpack all, and write labels.csv from their .cls or .json files",
-    r".*\.(tar|t[gbx]z|gz|bz2|xz|zst|zip|7z|rar)": "an archive: unpack it, and name the folder of its images",
-    r".*\.(parquet|arrow|tfrecord[^/]*|mdb|lmdb|h5|hdf5|np[yz]|mat|rec|pkl|pt)": (
-        "a file of another program: write its images as files, in one folder per class"
-    ),
-}
 LFS = b"version https://git-lfs.github.com/spec/"  # the begin of a file that Git LFS has not fetched
-USUAL = "make labels.csv from it, with the columns path and label"
 TABLE = f"a table {labels.NAME} with the columns path and label"
 # Folders of images, and beside them of boxes or masks, as tools for object detection and segmentation have them.
 IMAGES = re.compile(r".*(image|img|photo|picture)s?")
@@ -55,55 +37,38 @@ BOXES = re.compile(r"gt|.*(label|mask|annotation|segmentation|ground.?truth|trim
 def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> Layout:
     """The layout of the files `names` below `folder`. `read` gives a file's bytes.
 
-    A name with / at its end is a folder without a file (originals.py lists both). Raises UserError for a layout that is
-    not understood.
+    Raises UserError for a layout that is not understood.
     """
-    empty = [name for name in names if name.endswith("/")]
-    names = [name for name in names if not name.endswith("/")]
-    junk = [name for name in names if files.is_junk(Path(name))]  # in a list of an earlier version
-    names = sorted({*names} - {*junk})
-    _check_are_files(folder, names, read)
+    names = sorted(names)
+    first = next(filter(looks_like_image, names), "")
+    if first and read(first).startswith(LFS):
+        allowed = f"one folder per class, with images, or {TABLE}"
+        fault = "a pointer of Git LFS, no image"
+        raise UserError(Fault(f"{folder}/{first}", fault, "missing", "", allowed, "git lfs pull"))
     top = _top_folder(names)
-    notes = unused_images_note([name for name in junk if looks_like_image(name)], "in a folder of the system")
-    if top:
-        notes.append(f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top")
+    notes = [f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top"] if top else []
     inner_names = [name.removeprefix(top) for name in names if name.startswith(top)]
     where = f"{folder}/{top}".rstrip("/") or "/"
     if labels.NAME in inner_names:
         layout = labels.layout(where, read(top + labels.NAME), inner_names, top, notes)
         remedy = f"give them one name in {labels.NAME}"
     else:
-        layout = _folder_layout(where, inner_names, top, notes, empty)
+        layout = _folder_layout(where, inner_names, top, notes)
         remedy = "put their images into one of these folders, and remove the others"
-    names = [*layout.classes, *(file.path for file in layout.image_files)]
-    return replace(layout, notes=(*layout.notes, *similar_class_notes(layout.classes, remedy), *formula_notes(names)))
+    return replace(layout, notes=(*layout.notes, *similar_class_notes(layout.classes, remedy)))
 
 
-def _check_are_files(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> None:
-    """Raise UserError if the images are inside other files, or only pointers to them."""
-    allowed = f"one folder per class, with images, or {TABLE}"
-    if first := next(filter(looks_like_image, names), ""):
-        if read(first).startswith(LFS):
-            fault = "a pointer of Git LFS, no image"
-            raise UserError(Fault(f"{folder}/{first}", fault, "missing", "", allowed, "git lfs pull"))
-        return
-    for name in names:
-        if remedy := next((what for kind, what in HOLDERS.items() if re.fullmatch(kind, name.lower())), ""):
-            raise UserError(Fault(f"{folder}/{name}", "no image", "value", allowed=allowed, remedy=remedy))
-
-
-def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:
-    """The layout of class folders, or of split folders with class folders in them. `empty`: folders without a file."""
+def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str]) -> Layout:
+    """The layout of class folders, or of split folders with class folders in them."""
     tops = _subfolders(names)
     splits = _top_splits(where, tops)
     unlabelled = [name for name in splits if not _subfolders(names, f"{name}/")]
     labelled = {name: split for name, split in splits.items() if name not in unlabelled}
     if splits and "train" not in labelled.values():
-        raise UserError(_without_train(where, names, splits))
+        raise UserError(_without_train(where, splits))
     classes = sorted({label for name in labelled for label in _subfolders(names, f"{name}/")}) if splits else tops
     depth = top.count("/") + bool(splits)
-    empty_notes = _empty_classes(empty, depth)
-    _check_classes(where, names, classes, empty_notes)
+    _check_classes(where, names, classes)
     image_files, stray_images = [], []
     for name in names:
         first, *inner = name.split("/") if splits else ["", *name.split("/")]
@@ -120,13 +85,7 @@ def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str],
     stray_images = [path for path in stray_images if path.split("/")[0] not in unlabelled]
     notes += unused_images_note(stray_images, "beside the class folders")
     kind = f"split folders {', '.join(labelled)}" if splits else "class folders"
-    return Layout(image_files, classes, kind, (*notes, *empty_notes), depth)
-
-
-def _empty_classes(empty: Sequence[str], depth: int) -> list[str]:
-    """A note on the folders without a file that are at the level of the class folders, or above it; or no note."""
-    outer = [repr(name[:-1]) for name in empty if name.count("/") <= depth + 1]
-    return [f"an empty folder is no class: {in_words(outer)}; put images into it, or remove it"] if outer else []
+    return Layout(image_files, classes, kind, tuple(notes), depth)
 
 
 def _subfolders(names: Sequence[str], above: str = "") -> list[str]:
@@ -176,11 +135,11 @@ def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
     return splits
 
 
-def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> Fault:
+def _without_train(where: str, splits: dict[str, str]) -> Fault:
     """The fault of split folders of which none is a train folder with class folders."""
     if train := next((name for name, split in splits.items() if split == "train"), ""):
         allowed = f"{train}/<class>/ with the images of each class, or beside {train}/ {TABLE}"
-        return Fault(where, f"{train}/ has no class folder", "missing", "", allowed, _other_table(names))
+        return Fault(where, f"{train}/ has no class folder", "missing", "", allowed)
     allowed = (
         "train with val, test or both (this split is kept, and a missing part is cut from train), "
         "or class folders at the top (the split is made)"
@@ -188,14 +147,8 @@ def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> 
     return Fault(where, f"folders {' and '.join(splits)}, but no train", "missing", allowed=allowed)
 
 
-def _other_table(names: Sequence[str]) -> str:
-    """What to do with a table of another tool; empty if there is no table."""
-    table = next((name for name in names if name.endswith(".csv")), "")
-    return f"{table}: {OTHER_TABLES.get(table.rsplit('/', 1)[-1], USUAL)}" if table else ""
-
-
-def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], notes: Sequence[str]) -> None:
-    """Raise UserError for fewer than two classes, with these notes, and for folders that are no classes."""
+def _check_classes(where: str, names: Sequence[str], classes: Sequence[str]) -> None:
+    """Raise UserError for fewer than two classes, and for folders that are no classes."""
     for name in filter(split_of, classes):  # the folders have one level too many
         value, remedy = f"class folder {name!r}", "remove the extra level of folders, or rename the class"
         raise UserError(Fault(where, value, "value", "it has the name of a split", "any other name", remedy))
@@ -217,5 +170,4 @@ def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], not
         if not classes and any(map(looks_like_image, names)):
             remedy = f"if {where} has the images of one class, name the folder above it, which holds all classes"
         allowed = f"at least 2, each with the images of one class, or {TABLE}"
-        remedies = "; ".join(filter(None, [*notes, remedy, _other_table(names)]))
-        raise UserError(Fault(where, value, "missing", allowed=allowed, remedy=remedies))
+        raise UserError(Fault(where, value, "missing", allowed=allowed, remedy=remedy))

@@ -92,13 +92,6 @@ def decode(
         raise decoders.refusal(path, error, max_pixels, min_side) from None
 
 
-def resize_to_square(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
-) -> NDArray[np.uint8]:
-    """The image as a square, as `fit` says: uint8 [size, size, 3]. Raises as `decode` does."""
-    return square_and_size(path, size, max_pixels, grey, sha256, fit)[0]
-
-
 def square_and_size(
     path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
@@ -156,7 +149,7 @@ def _decode(path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, 
     with path.open("rb") as file:
         if length == 0 or length > memory.largest_file(max_pixels):
             originals.check_hash(file, path, sha256)
-            raise decoders.too_long_reason(file) if length else Unusable(decoders.EMPTY)
+            raise Unusable(decoders.TOO_LARGE if length else decoders.EMPTY)
         is_copied = bool(sha256) or length <= SMALL_FILE
         opening_bytes = reserved_bytes = memory.opening_bytes(file, is_copied)
         while True:

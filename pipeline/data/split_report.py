@@ -1,7 +1,7 @@
 """The report of `split`: the layout, the excluded images, the images per class and split, and their balance."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.base.text import display_width, in_words, join_names, pad, visible
 from pipeline.config.params import WHOLE, Fit
@@ -17,11 +17,7 @@ SQUARE_ENOUGH, MANY = (3, 4), (1, 10)  # short : long side of an image, and the 
 UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
 
 
-class Table(NamedTuple):
-    """The content of a CSV file."""
-
-    header: tuple[str, ...]
-    rows: Sequence[Sequence[object]]
+Table = tuple[tuple[str, ...], Sequence[Sequence[object]]]  # of a CSV file: the header and the rows
 
 
 def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> list[str]:
@@ -69,15 +65,15 @@ def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> di
     ]
     columns = (*SPLITS, "excluded")
     return {
-        IMAGES: Table(
+        IMAGES: (
             ("class", *columns),
             [(label, *(images[column] for column in columns)) for label, images in counts["classes"].items()],
         ),
-        "excluded.csv": Table(
+        "excluded.csv": (
             ("reason", "images", "first"),
             [(reason, len(paths), paths[0]) for reason, paths in by_reason(excluded).items()],
         ),
-        "findings.csv": Table(("finding", "number"), flat),
+        "findings.csv": (("finding", "number"), flat),
     }
 
 

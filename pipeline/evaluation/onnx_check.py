@@ -4,7 +4,6 @@ metrics/export.json has only figures that are the same on every CPU: counts, and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,26 +24,12 @@ LIMITS = (1e-4, 1e-2)  # the difference of probabilities is below the first or t
 MAX_NAMES = 5
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The rows of metrics/predictions.csv."""
-
-    paths: tuple[str, ...]  # [n]
-    probabilities: NDArray[np.float64]  # [n, classes]
-
-    @property
-    def best_classes(self) -> NDArray[np.int64]:
-        """The index of the predicted class of each image, int64 [n]."""
-        guesses: NDArray[np.int64] = self.probabilities.argmax(1)
-        return guesses
-
-
-def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
-    """The content of predictions.csv. Raises UserError if it is damaged."""
+def read_predictions(path: Path, classes: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The paths [n] and the probabilities [n, classes] of predictions.csv. Raises UserError if it is damaged."""
     with schema.reading(path, schema.checkout(path)):
         rows = list(prediction_table.read(path, classes))
         probabilities = np.array([row.probabilities for row in rows]).reshape(len(rows), len(classes))
-        return Predictions(tuple(row.path for row in rows), probabilities)
+        return tuple(row.path for row in rows), probabilities
 
 
 def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], batch_size: int) -> NDArray[np.float64]:
@@ -59,29 +44,31 @@ def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], 
     return np.concatenate(parts)
 
 
-def near_ties(predictions: Predictions) -> NDArray[np.bool_]:
+def near_ties(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether the two most likely classes of each image are a tie, bool [n]."""
-    best = np.sort(predictions.probabilities, 1)[:, -2:]
+    best = np.sort(probabilities, 1)[:, -2:]
     return best[:, -1] - best[:, 0] < NEAR if best.shape[1] == 2 else np.zeros(len(best), bool)
 
 
-def limit(predictions: Predictions, probabilities: NDArray[np.float64], classes: Sequence[str]) -> float:
+def limit(
+    paths: Sequence[str], of_torch: NDArray[np.float64], of_onnx: NDArray[np.float64], classes: Sequence[str]
+) -> float:
     """The entry of LIMITS above all differences of probabilities. Raises UserError if none is, or for another class."""
-    expected_classes, onnx_classes = predictions.best_classes, probabilities.argmax(1)
-    differing = np.flatnonzero((expected_classes != onnx_classes) & ~near_ties(predictions))
+    torch_classes, onnx_classes = of_torch.argmax(1), of_onnx.argmax(1)
+    differing = np.flatnonzero((torch_classes != onnx_classes) & ~near_ties(of_torch))
     if len(differing):
         examples = "; ".join(
-            f"{predictions.paths[i]}: {classes[onnx_classes[i]]} ({probabilities[i, onnx_classes[i]]:.4f}) instead of "
-            f"{classes[expected_classes[i]]} ({predictions.probabilities[i, expected_classes[i]]:.4f})"
+            f"{paths[i]}: {classes[onnx_classes[i]]} ({of_onnx[i, onnx_classes[i]]:.4f}) instead of "
+            f"{classes[torch_classes[i]]} ({of_torch[i, torch_classes[i]]:.4f})"
             for i in differing[:MAX_NAMES]
         )
         more = f"; and {len(differing) - MAX_NAMES:,} more" if len(differing) > MAX_NAMES else ""
-        value = f"another class for {len(differing):,} of {len(probabilities):,} test images"
+        value = f"another class for {len(differing):,} of {len(of_onnx):,} test images"
         raise UserError(Fault("model.onnx", value, "differs", f"{examples}{more}", remedy=REMEDY))
-    differences = np.abs(probabilities - predictions.probabilities).max(1)
+    differences = np.abs(of_onnx - of_torch).max(1)
     worst = int(differences.argmax())
     for bound in LIMITS:
         if differences[worst] < bound:
             return bound
     value, allowed = f"a probability differs by {differences[worst]:.4f}", f"less than {LIMITS[-1]}"
-    raise UserError(Fault("model.onnx", value, "differs", f"of {predictions.paths[worst]}", allowed, REMEDY))
+    raise UserError(Fault("model.onnx", value, "differs", f"of {paths[worst]}", allowed, REMEDY))

@@ -36,8 +36,7 @@ def content(model: ExportedModel, description: Description, weights: str, accept
 
     Raises UserError if torch cannot write the model as ONNX, or if it is too large.
     """
-    size = sum(value.numel() * value.element_size() for value in model.net.state_dict().values())
-    if size > MOST_BYTES:
+    if (size := sum(value.nbytes for value in model.net.state_dict().values())) > MOST_BYTES:
         raise _refusal(description.model, f"{size:,} bytes; an ONNX file has at most {MOST_BYTES:,}")
     try:
         graph = trace(model)

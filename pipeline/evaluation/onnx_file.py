@@ -1,8 +1,5 @@
 """A model.onnx that `export` wrote: its classes, view and answers; without torch. The one owner of onnxruntime."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (perennial repro export, or dvc pull)"
 FATAL = 4  # onnxruntime's level of messages: it would also print the errors that it raises
-FLOATS = "tensor(float)"
 
 
 @dataclass(frozen=True)
@@ -71,29 +67,7 @@ def load(path: Path, threads: int) -> OnnxModel:
         classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
         scores = notes.get("acceptance", "")
         content = schema.of_json(scores, Acceptance) if scores else MISSING
-    expected = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
-    ports = [
-        [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
-    ]
-    if ports != list(expected):
-        raise _foreign(path, f"inputs and outputs are {ports}; its classes and view say {list(expected)}")
     return OnnxModel(path, session, classes, view, notes.get("weights", ""), content)
-
-
-@contextmanager
-def exit_on_ctrl_c() -> Iterator[None]:
-    """A block in which Ctrl-C ends the process at once, by the system's default action.
-
-    Python's handler runs only after onnxruntime returns: a file with an endless loop would not end.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another handler
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _foreign(path: Path, reason: str) -> UserError:

@@ -111,15 +111,6 @@ def _wait(work: dist.Work, result: Tensor) -> Tensor:
     return result
 
 
-def broadcast_flag(flag: bool, device: torch.device) -> bool:
-    """The flag of rank 0, on every process. Waits for the device if there are other processes."""
-    if not has_peers():
-        return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.broadcast(value, src=0)
-    return bool(value)
-
-
 def barrier() -> None:
     """Wait until every process has called this."""
     if has_peers():

@@ -18,23 +18,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.config.model_names import EXACT, EXACT_MODELS, MINE, OWN, TIMM
+from pipeline.config.model_names import EXACT, EXACT_MODELS, MINE, MODELS, OWN, TIMM
 from pipeline.dataset.normalization import IMAGENET, Normalization
 from pipeline.models import exact, own, timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def names() -> list[str]:
-    """Every classification model torchvision has, sorted."""
-    return sorted(torchvision.models.list_models(module=torchvision.models))
-
-
 def is_known(name: str) -> bool:
     """Whether `build` can build the model."""
     if name.startswith(EXACT):
         return name in EXACT_MODELS
-    return timm_models.is_known(name) if name.startswith(TIMM) else name in names() or bool(OWN.fullmatch(name))
+    return timm_models.is_known(name) if name.startswith(TIMM) else name in MODELS or bool(OWN.fullmatch(name))
 
 
 def normalization(name: str) -> Normalization:
@@ -234,15 +229,8 @@ def weights_fault(tensors: Mapping[Any, Tensor]) -> str:
     for name, values in tensors.items():
         if not isinstance(name, str):
             return f"a tensor's name is {name!r:.100}, which is not text"
-        kinds = {
-            f"of layout {str(values.layout).removeprefix('torch.')}": values.layout is not torch.strided,
-            "without values (device meta)": values.is_meta,
-            "quantized": values.is_quantized,
-            "of complex numbers": values.is_complex(),
-        }
-        for kind, applies in kinds.items():
-            if applies:
-                return f"the tensor {name!r:.100} is {kind}"
+        if values.layout is not torch.strided or values.is_meta or values.is_quantized or values.is_complex():
+            return f"the tensor {name!r:.100} is sparse, without values, quantized, or of complex numbers"
         if values.is_floating_point() and not values.float().isfinite().all():
             return f"the tensor {name!r:.100} has values that are not finite numbers (NaN or infinity)"
     return ""

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline.base import errors, files, schema
-from pipeline.base.errors import Fault, Kind, UserError
+from pipeline.base.errors import Fault, Kind, UserError, one_line
+from pipeline.base.text import in_words
 from pipeline.config.model_names import PACKAGED
 from pipeline.models import exact, network
 
@@ -196,14 +197,11 @@ def _reading_user_file(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_cut = isinstance(error, OSError) and error.errno == errno.EINVAL  # torch seeks beyond the end of the file
-        if errors.describe_system_error(error) and not is_cut:
+        # torch seeks beyond the end of a file that is cut
+        if errors.describe_system_error(error) and getattr(error, "errno", 0) != errno.EINVAL:
             raise
-        if is_cut or isinstance(error, SafetensorError | RuntimeError | EOFError | ValueError):
-            reason = " ".join(str(error).partition("\n")[0].split())[:200] or "it ends too early"
-            raise _refusal(path, "damaged", f"cannot be read: {reason}", remedy="get the file again") from None
-        reason = "it has Python objects that are not tensors, which could run code, or is damaged"
-        remedy = "if you trust it, load it once and save its model.state_dict() with torch.save"
+        reason = f"it is damaged, or has Python objects that are not tensors, which could run code: {one_line(error)}"
+        remedy = "get it again; if you trust it, load it once and save its model.state_dict() with torch.save"
         raise _refusal(path, "damaged", reason, "only tensors", remedy) from None
 
 
@@ -257,12 +255,6 @@ def _by_class(model_tensor: Tensor, file_tensor: Tensor, classes: Sequence[str],
     return result
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
-    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
-
-
 def _is_needed(name: str) -> bool:
     """Whether a file must have this tensor: those from before torch 0.4.1 do not count batches."""
     return not name.endswith("num_batches_tracked")
@@ -282,7 +274,7 @@ def _check_fit(path: Path, state: Mapping[str, Tensor], tensors: Mapping[str, Te
         if len(file_shape) != len(shape) or file_shape[name in head_names :] != shape[name in head_names :]:
             shapes.append(f"{name} has shape {file_shape}, not {shape}")
     kinds = ((missing, " missing"), (unknown, " not of this model"), (shapes, ""))
-    faults = [_some(names) + what for names, what in kinds if names]
+    faults = [in_words(names, MAX_NAMES) + what for names, what in kinds if names]
     if faults:
         reason = f"it does not fit the model: {'; '.join(faults)}"
         raise _refusal(path, "pair", reason, "weights of train.model (only the head may differ), or none")

@@ -13,7 +13,6 @@ from pipeline.data import corrections, folders, formats, splitting
 from pipeline.data.splitting import Cut
 from pipeline.dataset.split_table import SPLITS
 from pipeline.sources import originals, torchvision_sets
-from pipeline.sources.layout import looks_like_image
 from pipeline.sources.user_table import Table
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
@@ -88,7 +87,7 @@ def survey_folder(folder: Path, table: Table = corrections.NONE) -> Survey:
     photos = [
         file
         for file in layout.image_files
-        if file.path not in corrected_layout.reasons and not is_companion(folder / file.path)
+        if file.path not in corrected_layout.reasons and Path(file.path).suffix.lower() not in formats.COMPANIONS
     ]
     cut = splitting.find_cut(layout.image_files)
     splitting.check_class_sizes(layout.classes, photos, cut)
@@ -110,15 +109,6 @@ def without_decoder(paths: Sequence[str]) -> list[str]:
         return []
     where = f"{formats.HEIC} is left out: {len(found):,} of {len(paths):,} images (first: {visible(found[0])})"
     return [f"{where}; {formats.INSTALL_HEIC}"]
-
-
-def is_companion(path: Path) -> bool:
-    """Whether a file is a video or a sidecar beside a photo. A file with the ending of an image is not opened."""
-    if looks_like_image(path.name):
-        return False
-    with path.open("rb") as content:
-        head = content.read(formats.HEAD)
-    return not formats.decodable_format(head) and bool(formats.companion_format(head))
 
 
 def is_empty(inbox: Path) -> bool:

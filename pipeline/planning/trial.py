@@ -88,7 +88,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
         now = time.perf_counter()
         seconds.append(now - before)
         enough = len(seconds) > 1 and sum(seconds) > ENOUGH_SECONDS
-        if collectives.broadcast_flag(enough, world.device):
+        if collectives.broadcast_object(enough):
             break
         before = time.perf_counter()
     return seconds

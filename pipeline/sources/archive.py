@@ -1,8 +1,6 @@
 """Unpacks a tar or zip archive. Nothing in the archive can be written outside the target folder."""
 
-import bz2
 import errno
-import gzip
 import lzma
 import os
 import shutil
@@ -12,9 +10,8 @@ import zipfile
 import zlib
 from collections.abc import Generator
 from contextlib import closing
-from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
@@ -34,35 +31,36 @@ WRITE_ERRORS = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno
 # An archive with more is refused as a wrong or hostile one. ImageNet has 1.3 million files and 150 GB.
 MAX_ENTRIES, MAX_BYTES = 2_000_000, 500_000_000_000
 
-Entry = tuple[str, IO[bytes] | None]  # a name and its content; None for a folder
+Entry = tuple[str, int, IO[bytes] | None]  # a name, the size, and the content; None for a folder
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar (plain, gzip, bzip2, xz) or zip into an empty folder, without junk.
 
-    If one top folder holds all class folders, it is left out. Sizes in headers are not trusted: entries and bytes are
-    counted. Raises UserError for a damaged archive, for more than MAX_ENTRIES or MAX_BYTES, and for an entry outside
-    the folder, one that is not a plain file or folder, and one that is there twice.
+    If one top folder holds all class folders, it is left out. Raises UserError for a damaged archive, for more than
+    MAX_ENTRIES or MAX_BYTES, and for an entry outside the folder, one that is not a plain file or folder, and one that
+    is there twice.
     """
     staging = folder / ".unpacked"  # no entry has this name: hidden names are junk
     staging.mkdir()
-    remaining_bytes = MAX_BYTES
+    unpacked_bytes = 0
     try:
         with closing(_entries(archive)) as entries:
-            for number, (name, content) in enumerate(entries, start=1):
+            for number, (name, size, content) in enumerate(entries, start=1):
+                unpacked_bytes += size  # the libraries give no more bytes than the header says
                 if number > MAX_ENTRIES:
                     raise _too_large(archive, f"has more than {MAX_ENTRIES:,} entries")
+                if unpacked_bytes > MAX_BYTES:
+                    raise _too_large(archive, f"unpacks to more than {MAX_BYTES:,} bytes")
                 path = _relative_path(archive, name)
                 if files.is_junk(path):
                     continue
                 try:
-                    remaining_bytes = _write(staging / path, content, remaining_bytes)
+                    _write(staging / path, content)
                 except OSError as error:
                     if error.errno not in WRITE_ERRORS:
                         raise
                     raise _bad_entry(archive, name, WRITE_ERRORS[error.errno]) from None
-                if remaining_bytes < 0:
-                    raise _too_large(archive, f"unpacks to more than {MAX_BYTES:,} bytes")
     except DAMAGE as error:
         raise _damaged(archive, error) from None
     except OSError as error:
@@ -80,36 +78,25 @@ def _too_large(archive: Path, reason: str) -> UserError:
 def _entries(archive: Path) -> Generator[Entry, None, None]:
     """The entries of an archive in order. A content can be read until the next entry is requested."""
     with archive.open("rb") as content:
-        head = content.read(8)
-    return _zip_entries(archive) if head.startswith(ZIP) else _tar_entries(archive, head)
+        is_zip = content.read(4) in ZIP
+    return _zip_entries(archive) if is_zip else _tar_entries(archive)
 
 
-def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
-    """The entries of a tar; `head` is the first bytes of its file. Raises UserError for a link or a device."""
-    with _open_decompressed(archive, head) as stream:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                if not (member.isdir() or member.isreg()):
-                    kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
-                    raise _bad_entry(archive, member.name, kind)
-                yield member.name, tar.extractfile(member)
-            # tarfile stops at a broken header as at the end. The true end is a block of zeros.
-            stream.seek(tar.offset)
-            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("a header is broken, or the end is missing")
+def _tar_entries(archive: Path) -> Generator[Entry, None, None]:
+    """The entries of a tar. Raises UserError for a link or a device."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if not (member.isdir() or member.isreg()):
+                kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
+                raise _bad_entry(archive, member.name, kind)
+            yield member.name, member.size, tar.extractfile(member)
+        # tarfile stops at a broken header as at the end. The true end is a block of zeros.
+        stream: Any = tar.fileobj
+        stream.seek(tar.offset)
+        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("a header is broken, or the end is missing")
         while stream.read(CHUNK):  # the decompressor compares its checksum at the end of the file
             pass
-
-
-def _open_decompressed(archive: Path, head: bytes) -> BufferedIOBase:
-    """The bytes of a tar. The compression is known by the first bytes, not by the file's name."""
-    if head.startswith(b"\x1f\x8b"):
-        return gzip.open(archive, "rb")
-    if head.startswith(b"BZh"):
-        return bz2.open(archive, "rb")
-    if head.startswith(b"\xfd7zXZ\0"):
-        return lzma.open(archive, "rb")
-    return archive.open("rb")
 
 
 def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
@@ -130,10 +117,10 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
             if info.flag_bits & ZIP_ENCRYPTED:
                 raise _bad_entry(archive, info.filename, "encrypted")
             if name.endswith("/"):
-                yield name, None
+                yield name, 0, None
             else:
                 with zip_file.open(info) as content:
-                    yield name, content
+                    yield name, info.file_size, content
 
 
 def _relative_path(archive: Path, name: str) -> Path:
@@ -150,18 +137,14 @@ def _relative_path(archive: Path, name: str) -> Path:
     return Path(path)
 
 
-def _write(path: Path, content: IO[bytes] | None, remaining_bytes: int) -> int:
-    """Write one entry. Returns the bytes that remain of `remaining_bytes`: negative if the entry has more."""
+def _write(path: Path, content: IO[bytes] | None) -> None:
+    """Write one entry. Raises OSError if it is there."""
     if content is None:
         path.mkdir(parents=True, exist_ok=True)
-        return remaining_bytes
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as target:
-        while remaining_bytes >= 0 and (chunk := content.read(CHUNK)):
-            remaining_bytes -= len(chunk)
-            if remaining_bytes >= 0:
-                target.write(chunk)
-    return remaining_bytes
+        shutil.copyfileobj(content, target, CHUNK)
 
 
 def _strip_top_folder(archive: Path, staging: Path, folder: Path) -> None:

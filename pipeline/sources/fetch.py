@@ -5,11 +5,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 from urllib.parse import unquote
 
-import pooch
 import requests
+from tqdm import tqdm
 
 from pipeline.base import files, locks
 from pipeline.base.errors import Fault, UserError, without_secrets
@@ -109,25 +108,12 @@ def _local_path(url: str) -> Path:
 def _get(url: str, target: Path, max_bytes: int, purpose: Purpose) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     visible_url = without_secrets(url)
-    reason = f"it sends more than {max_bytes:,} bytes"
-    too_long = Fault(purpose.key, visible_url, "value", reason, remedy=purpose.remedy)
     print(f"{purpose.stage}: getting {visible_url}", file=sys.stderr)
     for attempt, wait in enumerate([*WAITS, None], start=1):
         try:
-            with target.open("wb") as file:
-                client = pooch.HTTPDownloader(
-                    progressbar=sys.stderr.isatty() or ProgressLines(purpose.stage),  # True: pooch's own bar
-                    chunk_size=CHUNK,
-                    timeout=STALLED,
-                    # Otherwise a server could declare the archive's own gzip as an encoding, and it would be
-                    # decompressed here.
-                    headers={"Accept-Encoding": "identity"},
-                )
-                client(url, LimitedFile(file, max_bytes, too_long), None)
+            _try(url, target, max_bytes, purpose)
             return
         except (requests.RequestException, ValueError) as error:  # ValueError: a length that is no number
-            if isinstance(error, requests.HTTPError) and error.response is not None:
-                error.response.close()  # pooch leaves its connection open
             reason = without_secrets(" ".join(str(error).split()))
             if wait is None or not _is_temporary(error):
                 failure = f"cannot be downloaded (tries: {attempt}): {reason}"
@@ -136,54 +122,32 @@ def _get(url: str, target: Path, max_bytes: int, purpose: Purpose) -> None:
             time.sleep(wait)
 
 
-class LimitedFile:
-    """A file that takes at most `max_bytes`, for pooch: a server may send without end."""
+def _try(url: str, target: Path, max_bytes: int, purpose: Purpose) -> None:
+    """Download to `target` once, with a bar on a terminal, else with a line every LINE_SECONDS.
 
-    def __init__(self, file: BinaryIO, max_bytes: int, fault: Fault) -> None:
-        self._file, self._max_bytes, self._fault = file, max_bytes, fault
-        self._bytes, self._start = 0, time.monotonic()
-
-    def write(self, content: bytes) -> None:
-        """Write to the file. Raises UserError with the fault if that would be more than `max_bytes`.
-
-        Raises Timeout if the bytes so far came slower than SLOWEST.
-        """
-        self._bytes += len(content)
-        if self._bytes > self._max_bytes:
-            raise UserError(self._fault)
-        seconds = time.monotonic() - self._start
-        if seconds > STALLED and self._bytes < SLOWEST * seconds:
-            raise requests.Timeout(f"{self._bytes:,} bytes in {seconds:.0f} s, which is too slow")
-        self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-class ProgressLines:
-    """Prints a line every LINE_SECONDS, after the name of the stage. It has the methods of a progress bar for pooch."""
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-        self.total, self._bytes = 0, 0  # pooch sets the total, 0 if the server does not send it
-        self._start = self._last_line = time.monotonic()
-
-    def update(self, size: int) -> None:
-        """Count `size` more bytes. Print a line if the last one was long ago."""
-        self._bytes += size
-        now = time.monotonic()
-        if now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
-            total = f" of {self.total / 1e6:,.1f}" if self.total else ""
-            seconds = now - self._start
-            text = f"{self._bytes / 1e6:,.1f}{total} MB, {self._bytes / seconds / 1e6:,.1f} MB/s, {seconds:.0f} s"
-            print(f"{self._stage}: {text}", file=sys.stderr)
-
-    def reset(self) -> None:
-        """Set the count to 0. pooch does this at the end, and then adds the total."""
-        self._bytes, self._last_line = 0, time.monotonic()
-
-    def close(self) -> None: ...
+    Raises UserError for more than `max_bytes`, and an error of requests, also if the bytes come slower than SLOWEST.
+    """
+    # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
+    headers = {"Accept-Encoding": "identity"}
+    with requests.get(url, headers=headers, stream=True, timeout=STALLED) as response, target.open("wb") as file:
+        response.raise_for_status()
+        total = int(response.headers.get("Content-Length", 0))
+        start = last_line = time.monotonic()
+        with tqdm(total=total or None, unit="B", unit_scale=True, disable=None) as bar:
+            for content in response.iter_content(CHUNK):
+                done, seconds = file.tell() + len(content), time.monotonic() - start
+                if done > max_bytes:
+                    reason = f"it sends more than {max_bytes:,} bytes"
+                    raise UserError(Fault(purpose.key, without_secrets(url), "value", reason, remedy=purpose.remedy))
+                if seconds > STALLED and done < SLOWEST * seconds:
+                    raise requests.Timeout(f"{done:,} bytes in {seconds:.0f} s, which is too slow")
+                file.write(content)
+                bar.update(len(content))
+                if bar.disable and start + seconds - last_line >= LINE_SECONDS:
+                    last_line = start + seconds
+                    of_all = f" of {total / 1e6:,.1f}" if total else ""
+                    text = f"{done / 1e6:,.1f}{of_all} MB, {done / seconds / 1e6:,.1f} MB/s, {seconds:.0f} s"
+                    print(f"{purpose.stage}: {text}", file=sys.stderr)
 
 
 def _is_temporary(error: Exception) -> bool:

@@ -4,9 +4,8 @@ The first line names the columns, in any order: path and label, and optionally s
 the table. The images may be in any folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.sources import user_table
 from pipeline.sources.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused_images_note
@@ -24,15 +23,7 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     path_of_table = f"{where}/{NAME}"
     remedy = "if the folders name the classes, rename the table"
     table = user_table.parse(path_of_table, content, ("path", "label"), ("split", "group"), remedy)
-    file_names = set(names)
-    matches = user_table.match_paths(path_of_table, table.lines, file_names)
-    rows = {}
-    faults = [*matches.faults]
-    for (number, cells), path in zip(table.lines, matches.paths, strict=True):
-        if path in file_names and (value := _line_fault(cells, path, path in rows)):
-            faults.append(Fault(f"{path_of_table}:{number}", value, "value", remedy=user_table.CORRECT))
-        rows[path] = cells
-    errors.raise_if_any(sorted(faults, key=user_table.line))
+    rows, table_notes = user_table.by_path(path_of_table, table, set(names), _line_fault)
     image_files = [
         ImageFile(top + path, cells["label"], split_of(cells.get("split", "")), cells.get("group", ""))
         for path, cells in sorted(rows.items())
@@ -42,18 +33,14 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
         raise UserError(
             Fault(path_of_table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label")
         )
-    notes += matches.notes
-    if table.unknown_columns:
-        notes.append(f"{NAME}: columns that are not read: {', '.join(table.unknown_columns)}")
+    notes += table_notes
     unlisted = [name for name in names if looks_like_image(name) and name not in rows]
     notes += unused_images_note(unlisted, f"not in {NAME}")
     return Layout(image_files, classes, NAME, tuple(notes), None)
 
 
-def _line_fault(cells: dict[str, str], path: str, is_duplicate: bool) -> str:
+def _line_fault(cells: Mapping[str, str], path: str) -> str:
     """What is wrong with a line; empty if nothing."""
-    if is_duplicate:
-        return f"{path!r:.100} is there twice"
     if not cells["label"]:
         return f"{path!r:.100} has no label"
     if {"\r", "\0"} & set(cells["label"]):

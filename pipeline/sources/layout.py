@@ -27,7 +27,6 @@ SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
     ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
 })  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet runs a cell that begins with one of them [OWASP, CSV injection]
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,6 @@ def similar_class_notes(classes: Sequence[str], remedy: str) -> Iterator[str]:
                 f"these are {len(group)} classes, and differ only in case, blanks or accents: {in_words(names)}; if "
                 f"they are one class, {remedy}"
             )
-
-
-def formula_notes(names: Iterable[str]) -> Iterator[str]:
-    """A note on the names of classes and files that a spreadsheet would run as a formula; none without such names.
-
-    The tables have these names unchanged, because programs join the tables by them.
-    """
-    if first := next((name for name in names if name.startswith(FORMULA)), ""):
-        yield (
-            f"names that begin with {' '.join(FORMULA[:4])} or a tab (first: {first!r:.100}): a spreadsheet takes them "
-            f"for formulas when it opens a table of metrics; rename them, or import the table as text"
-        )
 
 
 def count_with_verb(count: int, singular: str, plural: str) -> str:

@@ -18,7 +18,6 @@ from pipeline.base import files, schema, threads
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.sources import labels
 
-DEEPEST = 100  # folders above a folder; a path of 4,096 bytes cannot have more than 2,047
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
@@ -36,11 +35,10 @@ class Originals:
     hashes: Mapping[str, str]  # path of a file → its SHA-256 in the manifest; empty without a manifest
 
     def entries(self) -> list[str]:
-        """What `list_entries` lists below root; of files, only those of the manifest, if there is one."""
+        """The files of the manifest; without a manifest, what `list_entries` lists below root."""
         if not self.root.is_dir():
             raise missing(self.root, "run the download stage first (perennial repro does)", "no such folder")
-        names = list_entries(self.root)
-        return sorted({*self.hashes, *(name for name in names if name.endswith("/"))}) if self.hashes else names
+        return sorted(self.hashes) or list_entries(self.root)
 
     def file(self, name: str) -> tuple[Path, str]:
         """The path of a file, and the SHA-256 that its content must have (empty: any). Raises Changed without the file.
@@ -124,15 +122,12 @@ def copy_inbox(inbox: Path, folder: Path) -> None:
     if inbox_links := links(inbox):
         value, remedy = "a symbolic link", "copy its target there instead"
         raise UserError(Fault(str(inbox_links[0]), value, "value", allowed="files and folders", remedy=remedy))
-    if not any("/" in name.rstrip("/") or name == labels.NAME for name in names):
+    if not any("/" in name or name == labels.NAME for name in names):
         raise no_inbox(inbox, remedy, "it has no class folder with a file in it")
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            target.mkdir()
-        else:
-            shutil.copyfile(inbox / name, target)
+        shutil.copyfile(inbox / name, target)
 
 
 def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
@@ -142,8 +137,7 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     """
     if not inbox.is_dir():
         raise no_inbox(inbox, "set it to the folder with your images")
-    names = [name for name in list_entries(inbox) if not name.endswith("/")]
-    if not names:
+    if not (names := list_entries(inbox)):
         remedy = (
             f"put images into {inbox}/<class>/, or name another folder; in a clone: "
             f"dvc pull, if the photos were added with dvc add {inbox}/*"
@@ -162,7 +156,7 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
 
 
 def list_entries(folder: Path) -> list[str]:
-    """The relative paths of all files below `folder`, and of the folders without a file (with / at the end), sorted.
+    """The relative paths of all files below `folder`, sorted.
 
     Junk and what `dvc add` wrote are left out. Links are followed. Raises UserError for a link to a folder that
     contains it, for what is neither a file nor a folder, and for a name that split.csv cannot hold.
@@ -175,9 +169,6 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     real_folder = folder.resolve()
     if real_folder in above:
         raise UserError(Fault(str(folder), "a link to a folder that it is in", "value", remedy="remove the link"))
-    if len(above) > DEEPEST:
-        remedy = "move the images up, or remove the folders"
-        raise UserError(Fault(str(top), f"folders in more than {DEEPEST} folders", "value", remedy=remedy))
     for entry in list(os.scandir(folder)):
         path = Path(entry.path)
         name = path.relative_to(top).as_posix()
@@ -185,8 +176,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
             continue
         check_name(path, name)
         if entry.is_dir():
-            below = list(_walk(path, top, (*above, real_folder)))
-            yield from below if any(not inner.endswith("/") for inner in below) else [f"{name}/"]
+            yield from _walk(path, top, (*above, real_folder))
         elif entry.is_file():
             yield name
         else:

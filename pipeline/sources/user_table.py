@@ -7,7 +7,7 @@ Excel writes them where the comma is the decimal sign.
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from unicodedata import normalize
@@ -71,17 +71,28 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
 
 
-@dataclass(frozen=True)
-class Matches:
-    """The files that the lines of a table name."""
+def by_path(
+    table: str, content: Table, files: Collection[str], line_fault: Callable[[Mapping[str, str], str], str]
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Path of a file → the cells of its line; and notes on paths that are not written as their files, and on columns.
 
-    paths: Sequence[str]  # of each line: the file, or the text of its cell if it names none
-    notes: Sequence[str]  # which paths are not written as the names of their files
-    faults: Sequence[Fault]  # the paths that name no file, or may name several
+    `line_fault`: what is wrong with the cells of a path, or nothing. Raises UserError with every faulty line.
+    """
+    paths, notes, faults = match_paths(table, content.lines, files)
+    rows: dict[str, dict[str, str]] = {}
+    for (number, cells), path in zip(content.lines, paths, strict=True):
+        value = f"{path!r:.100} is there twice" if path in rows else line_fault(cells, path)
+        if path in files and value:
+            faults.append(Fault(f"{table}:{number}", value, "value", remedy=CORRECT))
+        rows[path] = cells
+    errors.raise_if_any(sorted(faults, key=lambda fault: int(fault.key.rpartition(":")[2])))
+    if content.unknown_columns:
+        notes.append(f"{table}: columns that are not read: {', '.join(content.unknown_columns)}")
+    return rows, notes
 
 
-def match_paths(table: str, lines: Sequence[Line], files: Collection[str]) -> Matches:
-    """Compare the column path of a table with these files.
+def match_paths(table: str, lines: Sequence[Line], files: Collection[str]) -> tuple[list[str], list[str], list[Fault]]:
+    """For each line the file that it names, or the text of its cell if it names none; notes; and faults of paths.
 
     ./ may be at its begin, and \\ be written for /. A path that is no file names the only image that differs from it in
     capitals or the encoding of accents, or has an ending or folders above it that the path lacks.
@@ -113,12 +124,7 @@ def match_paths(table: str, lines: Sequence[Line], files: Collection[str]) -> Ma
         example = min(filter(looks_like_image, files), default="")
         allowed = f"one image, as {example!r:.100}" if example else ""
         faults.append(Fault(f"{table}:{number}", f"{path}: {what}", "value", reason, allowed, CORRECT))
-    return Matches(paths, notes, faults)
-
-
-def line(fault: Fault) -> int:
-    """The line of a fault."""
-    return int(fault.key.rpartition(":")[2])
+    return paths, notes, faults
 
 
 def _folded(path: str) -> str:

@@ -49,8 +49,8 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     pixels.check_pixels(data)
     rows = data.rows("test")
     table = Path(paths.metrics) / figures.PREDICTIONS
-    predictions = onnx_check.read_predictions(table, model.classes)
-    if predictions.paths != tuple(data.paths[row] for row in rows):
+    paths_of_table, of_torch = onnx_check.read_predictions(table, model.classes)
+    if paths_of_table != tuple(data.paths[row] for row in rows):
         value, remedy = f"not of the test images of {paths.split}", "run perennial repro evaluate first"
         raise UserError(Fault(str(table), value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
@@ -58,9 +58,9 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
         scores = acceptance.read(Path(paths.models))
         temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), model.weights, scores))
         runtime = onnx_file.load(temporary, linux.usable_cores())
-        probabilities = onnx_check.onnx_probabilities(runtime, data, rows, batch_size)
-        below = onnx_check.limit(predictions, probabilities, model.classes)
-    ties = int(onnx_check.near_ties(predictions).sum())
+        of_onnx = onnx_check.onnx_probabilities(runtime, data, rows, batch_size)
+        below = onnx_check.limit(paths_of_table, of_torch, of_onnx, model.classes)
+    ties = int(onnx_check.near_ties(of_torch).sum())
     print(
         f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {table} for "
         f"all {len(rows):,} test images; probabilities differ by less than {below:g}"

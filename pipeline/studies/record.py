@@ -80,7 +80,7 @@ def digest(images: Originals, workers: int) -> str:
     def line(name: str) -> str:
         return f"{images.hashes.get(name) or files.sha256(images.root / name)}  {name}\n"
 
-    names = [name for name in images.entries() if not name.endswith("/")]
+    names = images.entries()
     lines = "".join(threads.ordered_map(line, sorted(names), workers, "hashes"))
     return hashlib.sha256(lines.encode()).hexdigest()
 
