@@ -106,14 +106,12 @@ def ranks(best_first: Sequence[TrialResult]) -> list[str]:
 
 def table(best_first: Sequence[TrialResult]) -> tuple[list[str], list[list[object]]]:
     """The header and the rows of metrics/sweep.csv."""
-    keys = list(best_first[0].trial.values)
     rows = [
-        [rank, result.trial.number, result.experiment, "" if result.figures else "failed",
-         *(document.value_text(result.trial.values[key]) for key in keys),
+        [rank, result.trial.number, result.experiment, "" if result.figures else "failed", *result.trial.settings,
          *([getattr(figures, name) for figures in result.figures for name in FIGURES] or [""] * len(FIGURES))]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]  # fmt: skip
-    return ["rank", "trial", "experiment", "state", *keys, *FIGURES], rows
+    return ["rank", "trial", "experiment", "state", *best_first[0].trial.values, *FIGURES], rows
 
 
 def text_table(best_first: Sequence[TrialResult]) -> str:
