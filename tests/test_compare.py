@@ -15,7 +15,6 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.commands import compare
-from pipeline.commands.continue_from import fetch
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
@@ -281,7 +280,7 @@ def test_a_remote_that_closes_its_connection_is_an_error() -> None:
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
     """With what is allowed. A commit from before the first run has no figures."""
     for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):
-        for question in (partial(revision_of, name), partial(fetch, name, [], tmp_path)):
+        for question in (partial(revision_of, name), partial(revisions.bring, name, "params.yaml", tmp_path / "a")):
             with pytest.raises(UserError) as refused:
                 question()
             assert [fault.kind for fault in refused.value.faults] == ["unknown"]
