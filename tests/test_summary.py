@@ -83,7 +83,7 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
         assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
     moved = put_object(tmp_path, integrity.object_of(tmp_path, new).read_text().replace("b/1,b,test", "b/1,b,train"))
     *_, (_, note) = changes_since(before, Evaluation(moved, "0" * 32), tmp_path)
-    assert note.startswith("in another part than before: 1 of the images")
+    assert note.startswith("in another part than earlier: 1 of the images")
 
 
 def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

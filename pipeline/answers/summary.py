@@ -49,7 +49,7 @@ def _evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation 
 def question(committed: Evaluation | None, after: Evaluation | None) -> Rows:
     """The command that compares this result with the committed one; empty if there is no other result."""
     is_other = committed and after and committed.predictions != after.predictions
-    return [("better than before?", "perennial compare HEAD workspace")] if is_other else []
+    return [("better than the commit?", "perennial compare HEAD workspace")] if is_other else []
 
 
 def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
@@ -70,9 +70,9 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     right, total = sum(row["label"] == row["prediction"] for row in answers), len(answers)
     low, high = metrics.wilson(right, total)
     return [
-        ("test accuracy before", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
+        ("earlier test accuracy", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
         ("used images since then", changes),
-        *([("note", f"in another part than before: {moved:,} of the images; {PARTS}")] if moved else []),
+        *([("note", f"in another part than earlier: {moved:,} of the images; {PARTS}")] if moved else []),
     ]
 
 

@@ -175,7 +175,9 @@ def verdict(names: Sequence[str], tables: Sequence[Table]) -> Verdict:
     better, worse = (names[1], names[0]) if test.points > 0 else (names[0], names[1])
     difference = f"{abs(test.points):.1f} points more on these {test.images} images"
     if not test.points:
-        answer = f"{names[0]} and {names[1]} are equally accurate on these {test.images} images"
+        least = 100 * LEAST_IN_COMMON / test.images
+        reason = f"on so few, a difference below {least:.1f} points cannot be told from chance"
+        answer = f"{names[0]} and {names[1]} have as many of these {test.images} images right; {reason}"
     elif test.is_significant:
         answer = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
     else:
