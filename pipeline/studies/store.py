@@ -21,7 +21,7 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.planning.survey import Survey
-from pipeline.studies import runner, workcopy
+from pipeline.studies import record, runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import cache_repair, dvc_lock, identity, integrity
@@ -59,6 +59,7 @@ class Study:
     outputs: tuple[str, ...]  # those that a result has
     options: tuple[str, ...] = ("--single-item",)  # of `dvc repro`
     others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as the hardware
+    commit: str = ""  # that of the code of the source, as an Origin has it; of a study of the project alone
 
     @cached_property
     def inputs(self) -> Hashes:
@@ -140,9 +141,9 @@ def of_project(
     `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
     source, by the stages `first`. Raises UserError if that fails. `outputs`: what a result has besides the split.
     """
-    source = workcopy.copy_project(folder / SOURCE, values)
+    commit, source = record.commit(), workcopy.copy_project(folder / SOURCE, values)
     runner.run_or_raise([Job("data", source.folder, first)], [runner.here()], command)
-    study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs))
+    study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs), commit=commit)
     inputs = study.inputs
     with chdir(source.folder):  # so no training reads the packed images once more, to compare them
         integrity.save_memory(integrity.inspect_outputs(inputs, {})[1])
@@ -180,6 +181,12 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
         Result(folder := study.result(training), params.load(folder / params.FILE), study.hashes(training))
         for training in trainings
     ]
+
+
+def announced(study: Study, trainings: Sequence[Training]) -> list[Result]:
+    """`results`, after `announce`."""
+    announce(study, trainings)
+    return results(study, trainings)
 
 
 def announce(study: Study, trainings: Sequence[Training]) -> None:

@@ -24,10 +24,9 @@ from pipeline.evaluation import acceptance, metrics
 from pipeline.evaluation.metrics import Share
 from pipeline.reporting import rendering
 from pipeline.sources.originals import Originals
-from pipeline.studies import home, record, store, study
+from pipeline.studies import home, store, study
 from pipeline.studies.runner import Slot
-from pipeline.studies.store import Training
-from pipeline.studies.workcopy import WorkCopy
+from pipeline.studies.store import Study, Training
 
 ONE_SPLIT = {"split.folds": 1, "split.fold": 0}
 MOST_SHOTS = 12  # images of each kind on the page
@@ -67,7 +66,6 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
 
     Raises UserError if it is impossible.
     """
-    commit = record.commit()
     outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
     runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
     classes = sorted({row.label for row in split_table.kept_rows(runs.source.folder / Paths.split)})
@@ -83,10 +81,8 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
     for split in store.splits(runs, trainings):
         check_validation_images(split, len(classes) - 1)
-    store.announce(runs, trainings)
-    results = store.results(runs, trainings)
-    originals = study.images(runs.source)
-    write(runs.source, [ask(*pair, originals) for pair in zip(classes, results, strict=True)], commit)
+    results, originals = store.announced(runs, trainings), study.images(runs.source)
+    write(runs, [ask(*pair, originals) for pair in zip(classes, results, strict=True)])
     for result in results:  # models are large, and DVC's run cache has them
         files.remove(result.folder)
 
@@ -136,12 +132,12 @@ def area(answers: Sequence[Answer]) -> float:
     return metrics.auroc(*(np.array([getattr(one, name) for one in answers]) for name in ("probability", "is_known")))
 
 
-def write(source: WorkCopy, parts: Sequence[tuple[int, Sequence[Answer]]], commit: str) -> None:
+def write(runs: Study, parts: Sequence[tuple[int, Sequence[Answer]]]) -> None:
     """Write the summary, the table and the page into the project's folders, and print the figures.
 
-    `parts`: of each model, as `ask` returns them. `commit`: that of the work copies' code.
+    `parts`: of each model, as `ask` returns them.
     """
-    config = source.config
+    config = runs.source.config
     folder = Path(config.paths.metrics) / "unknown"
     results = [summarize(part[0].without, images, part, area(part)) for images, part in parts]
     answers = [answer for _, part in parts for answer in part]
@@ -150,10 +146,10 @@ def write(source: WorkCopy, parts: Sequence[tuple[int, Sequence[Answer]]], commi
     files.write_csv(folder / TABLE, [field.name for field in fields(Answer)], map(astuple, answers))
     kinds = kinds_of_answers(answers)
     summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
-    files.write_json(folder / SUMMARY, summary | study.conditions(config, study.origin(source, commit)))
+    files.write_json(folder / SUMMARY, summary | study.conditions(config, runs))
     page = rendering.page(
         "unknown.html.jinja", results=results, total=total, kinds=kinds, model=config.train.model,
-        album=study.album(source, [answer.path for _, part, _ in kinds for answer in part]),
+        album=study.album(runs.source, [answer.path for _, part, _ in kinds for answer in part]),
         coverage=config.evaluate.coverage,
     )  # fmt: skip
     home.write_page(config, PAGE, page)
