@@ -5,10 +5,8 @@ to end, and they save their state. The same command then goes on: DVC's run cach
 work copy keeps the checkpoints of a training.
 """
 
-import errno
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,8 +35,6 @@ MESSAGE_SECONDS = 10.0  # between two such lines of one run, at least
 POLL_SECONDS = 0.2  # between two polls of the processes
 LAST_LINES = 3  # of a log, in the message of a failure
 MIN_REST_SECONDS = 60  # a shorter time to go is not printed
-DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # what a log says of a full disk
-MIN_FREE_BYTES = 2**20  # with less room, a log may not say it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 64  # runs at the same time
 
@@ -260,11 +256,8 @@ def _log(job: Job, start: int) -> bytes:
 
 def _failure(one: _Run, status: int) -> Fault:
     """The reason of an exit status that is not 0, with the last lines of the log."""
-    job, text = one.job, _log(one.job, one.log_start).decode(errors="replace")
+    text = _log(one.job, one.log_start).decode(errors="replace")
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
-    remedy = f"its log: {job.folder / LOG}"
-    if any(sentence in text for sentence in DISK_FULL) or shutil.disk_usage(job.folder).free < MIN_FREE_BYTES:
-        value, remedy = f"the disk of {job.folder} is full", f"make room, then run again; {remedy}"
-        return Fault(job.name, value, "machine", last_lines, remedy=remedy)
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
-    return Fault(job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)
+    remedy = f"its log: {one.job.folder / LOG}"
+    return Fault(one.job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)
