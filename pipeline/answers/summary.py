@@ -29,17 +29,8 @@ class Evaluation:
     predictions: str
 
 
-def last_evaluation(paths: Paths) -> Evaluation | None:
-    """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
-    return _evaluation(dvc_lock.here(), paths)
-
-
-def committed_evaluation(paths: Paths) -> Evaluation | None:
-    """The evaluation in the dvc.lock of the last commit; None if there is none."""
-    return _evaluation(dvc_lock.committed(), paths)
-
-
-def _evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation | None:
+def evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation | None:
+    """The evaluation in a dvc.lock; None if there is none."""
     if "evaluate" not in stage_hashes:
         return None
     deps, outs = stage_hashes["evaluate"]["deps"], stage_hashes["evaluate"]["outs"]
