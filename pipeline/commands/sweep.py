@@ -124,11 +124,11 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if result.figures and result.experiment not in names:
             trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        for failure in failures:
+    for training, folder, failure in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        if failure:
             number, log = by_training[training.name].number, folder / runner.LOG
             say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        if not failures:
+        else:
             trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
 

@@ -84,8 +84,8 @@ def write(config: Params, runs: Study, results: Results, predictions: FoldPredic
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
     examples, covered = folds_page.choose_examples(predictions), coverage(results, predictions)
-    files.write_json(folder / COVERAGE, asdict(covered) | {
-        "params": study_record.params, "origin": asdict(study_record.origin)})  # fmt: skip
+    of_study = {"params": study_record.params, "origin": asdict(study_record.origin)}
+    files.write_json(folder / COVERAGE, asdict(covered) | of_study)
     content = folds_page.Content(
         config=first.config,
         predictions=predictions,

@@ -60,14 +60,6 @@ class Slot:
     sbatch: tuple[str, ...] = ()  # the command that submits a job of Slurm; empty: the run is a process of this machine
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a job. `failures` is empty after a success, and else has the reasons."""
-
-    job: Job
-    failures: tuple[Fault, ...]
-
-
 @dataclass
 class _Run:
     """A job whose DVC runs."""
@@ -130,8 +122,8 @@ def cores_of(slot: Slot) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Outcome]:
-    """Run the jobs, one in each slot at a time, and yield the outcome of each at its end.
+def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[tuple[Job, Fault | None]]:
+    """Run the jobs, one in each slot at a time, and yield each at its end, with the reason if it failed.
 
     `command` begins the messages. If the caller leaves the loop, or at a signal, the runs are asked to end, and have
     saved their state when this function ends.
@@ -159,7 +151,7 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     about = f"; about {rest / 60:.0f} min to go" if rest > MIN_REST_SECONDS and not status else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
-                    yield Outcome(one.job, (_failure(one, status),) if status else ())
+                    yield one.job, _failure(one, status) if status else None
     finally:
         with _defer_signals():
             numbers = []
@@ -180,9 +172,9 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
 
 def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
     """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
-    with closing(run_all(jobs, places, command)) as outcomes:
-        for outcome in outcomes:
-            raise_if_any(outcome.failures)
+    with closing(run_all(jobs, places, command)) as ends:
+        for _, failure in ends:
+            raise_if_any([failure] if failure else [])
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:

@@ -69,8 +69,6 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
     runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
     classes = sorted({row.label for row in split_table.kept_rows(runs.source.folder / Paths.split)})
-    if len(classes) < 3:
-        raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
         reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
         raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
