@@ -119,6 +119,6 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path
     of_folder = refusal("workspace")
     files.remove(model)
     model.write_bytes(whole)
-    assert of_folder.startswith("workspace:model.safetensors: ")
+    assert of_folder.startswith("workspace:models/model.safetensors: ")
     assert sorted(path.name for path in (folder / "data/pretrained").iterdir()) == names
     assert (folder / "params.yaml").read_text() == before
