@@ -94,19 +94,15 @@ def predict(parser: Parser) -> None:
     parser.add_argument("--heatmap", metavar="FOLDER", help=what)
     parser.add_argument("--next", type=positive, default=0, metavar="N", help="say which N images to label next")
     parser.add_argument("--html", metavar="FILE", help="write a page with every image and its answer, for a browser")
-    as_form(parser, json="one JSON object per line, with all classes", csv="path,rank,class,probability,answer")
+    group = parser.add_mutually_exclusive_group()
+    forms = {"json": "one JSON object per line, with all classes", "csv": "path,rank,class,probability,answer"}
+    for form, what in forms.items():
+        group.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
 def share_(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="the page to write; its name ends with .html")
     parser.add_argument("--model", metavar="PATH", help="a model.onnx (default: that of params.yaml)")
-
-
-def as_form(parser: Parser, **forms: str) -> None:
-    """One option for each form of the output, which is text by default."""
-    group = parser.add_mutually_exclusive_group()
-    for form, what in forms.items():
-        group.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
 def forget(parser: Parser) -> None:
@@ -115,7 +111,7 @@ def forget(parser: Parser) -> None:
 
 def compare(parser: Parser) -> None:
     parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
-    as_form(parser, md="print a table of Markdown", json="for programs: one JSON object")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
 def verify(parser: Parser) -> None:

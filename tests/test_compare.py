@@ -15,7 +15,6 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.commands import compare
-from pipeline.commands.continue_from import fetch
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
@@ -41,23 +40,20 @@ def revision(name: str, **changes: Any) -> Revision:
     return Revision(name, **(known | changes))
 
 
-def lines(*all_of: Revision, as_markdown: bool = False) -> list[str]:
+def lines(*all_of: Revision) -> list[str]:
     """The table of these revisions."""
     rows = [list(compare.HEAD), *(compare.cells(one, all_of[0], compare.differing_params(all_of)) for one in all_of)]
-    return list((compare.markdown if as_markdown else compare.plain)(rows))
+    return list(compare.plain(rows))
 
 
 def test_only_changed_params_are_shown_and_accuracies_have_the_interval_of_their_images() -> None:
-    """The first row has its value of each, the others what differs from it. Markdown has the same cells."""
+    """The first row has its value of each, the others what differs from it."""
     others = {"train.lr": 0.2, "train.ema": True}
     table = lines(revision("a"), revision("b", params=others), revision("c"))
     assert [line.split()[-1] for line in table] == ["params", "train.lr=0.1", "train.lr=0.2", "–"]
     row = compare.cells(revision("a"), revision("a"), [])
     assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]  # Wilson's, 45 of 50 and 80 of 100
     assert compare.cells(revision("a", images={}), revision("a"), [])[1:3] == ["0.900", "0.800"]
-    table = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
-    assert table[1] == "|---|---|---|---|---|---|---|"
-    assert table[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
 
 
 def test_a_photo_of_a_revision_may_be_gone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +183,6 @@ def test_real_experiments_are_compared(finished_copy: Path) -> None:
     assert "dvc queue logs broken" in below
     assert "reports/compare.html" in compared(folder, "HEAD", "calm")
     assert f"{figures['accuracy']:.4f}" in (folder / "reports/compare.html").read_text()
-    assert compared(folder, "--md", "HEAD", "calm").startswith("| ")
     assert "nowhere: " in compared(folder, "nowhere", check=False)
 
 
@@ -281,7 +276,7 @@ def test_a_remote_that_closes_its_connection_is_an_error() -> None:
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
     """With what is allowed. A commit from before the first run has no figures."""
     for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):
-        for question in (partial(revision_of, name), partial(fetch, name, [], tmp_path)):
+        for question in (partial(revision_of, name), partial(revisions.bring, name, "params.yaml", tmp_path / "a")):
             with pytest.raises(UserError) as refused:
                 question()
             assert [fault.kind for fault in refused.value.faults] == ["unknown"]

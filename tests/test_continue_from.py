@@ -1,6 +1,5 @@
 """More epochs after the end of a training: from a commit, an experiment or this folder, under real DVC."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.commands.continue_from import Model, write
+from pipeline.commands.continue_from import write
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
@@ -42,8 +41,7 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     """Its name has the digest of the model. Written twice, it has the same bytes, with the names of the classes."""
     weights = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
     description = Description("timm/small", ("a", "b"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 3)
-    model = Model(description, weights, "0123456789abcdef", 0.5)
-    paths = [write(tmp_path / folder, model) for folder in ("one", "other")]
+    paths = [write(tmp_path / folder, description, weights, "0123456789abcdef") for folder in ("one", "other")]
     assert {path.name for path in paths} == {"timm-small-0123456789ab.safetensors"}
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert pretrained.classes_of(paths[0]) == ("a", "b")
@@ -63,9 +61,7 @@ def test_a_training_continues_from_a_commit(folder: Path) -> None:
     digest = files.sha256(folder / "models/model.safetensors")
     model = safetensors.torch.load_file(folder / "models/model.safetensors")
     params = (folder / "params.yaml").read_text().splitlines()
-    done = continue_from(folder, "HEAD")
-    accuracy = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
-    assert f"{accuracy:.4f}" in done.stdout
+    continue_from(folder, "HEAD")
     name = f"data/pretrained/shufflenet_v2_x0_5-{digest[:12]}.safetensors"
     (line,) = [line for line in (folder / "params.yaml").read_text().splitlines() if line not in params]
     assert line.startswith(f"  weights: {name}")
@@ -96,7 +92,7 @@ def test_a_training_continues_from_a_commit(folder: Path) -> None:
 
 @UNDER_DVC
 def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path) -> None:
-    """An unknown revision, one without a model, and the model of another architecture."""
+    """An unknown revision, one without a model, and a damaged one."""
     before = (folder / "params.yaml").read_text()
     names = sorted(path.name for path in (folder / "data/pretrained").iterdir())
 
@@ -106,9 +102,6 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path
         return done.stderr.removeprefix("continue-from: ")
 
     assert refusal("HEAD~1").startswith("HEAD~1: ")
-    set_params(folder, train__model="resnet18")
-    assert refusal("workspace").startswith("train.model: resnet18: ")
-    (folder / "params.yaml").write_text(before)
     lock = YAML(typ="safe").load(call(folder, "git", "show", "HEAD:dvc.lock").stdout)
     (md5,) = (out["md5"] for out in lock["stages"]["train"]["outs"] if out["path"] == "models/model.safetensors")
     path = folder / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
@@ -126,5 +119,6 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path
     of_folder = refusal("workspace")
     files.remove(model)
     model.write_bytes(whole)
-    assert of_folder.startswith("workspace:model.safetensors: ")
+    assert of_folder.startswith("workspace:models/model.safetensors: ")
     assert sorted(path.name for path in (folder / "data/pretrained").iterdir()) == names
+    assert (folder / "params.yaml").read_text() == before

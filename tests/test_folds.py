@@ -15,12 +15,11 @@ from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, Kind
 from pipeline.commands import folds
 from pipeline.config import params
-from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
 from pipeline.studies import answers, record, study, workcopy
 from pipeline.studies.pooling import FoldPredictions
 from pipeline.studies.record import Part, Record
-from pipeline.studies.store import Result
+from pipeline.studies.store import Result, Study
 from pipeline.studies.workcopy import WorkCopy
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
@@ -162,7 +161,7 @@ def test_several_seeds_are_one_record(
             "metrics/predictions.csv": f"p{seed}{fold}"})
         for seed, fold in itertools.product((4, 5), (0, 1))
     }  # fmt: skip
-    source = WorkCopy(tmp_path, config)
+    runs = Study("folds", WorkCopy(tmp_path, config), tmp_path, [], (), (), commit="a commit")
     (tmp_path / config.paths.images).mkdir(parents=True)
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed
     of_second = [[0.9, 0.1], [0.1, 0.9], [0.7, 0.3], [0.9, 0.1]]  # alone
@@ -170,7 +169,7 @@ def test_several_seeds_are_one_record(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    result = answers.write(config, source, results, predictions, "perennial folds", "a commit")
+    result = answers.write(config, runs, results, predictions, "perennial folds")
     assert result.origin.commit == "a commit"
     assert result.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in result.parts] == [
@@ -179,14 +178,6 @@ def test_several_seeds_are_one_record(
     assert all(value == round(value, answers.DIGITS) for value in result.figures.values())
     assert files.read_csv(Path("metrics/folds/label_errors.csv")) == []
     assert re.findall(r"0\.\d+ ± 0\.\d+", capsys.readouterr().out) == ["0.8750 ± 0.2500", "0.8750 ± 0.1768"]
-
-
-def test_images_with_a_split_are_refused() -> None:
-    """By the folders or the table alone."""
-    photos = Survey("photos", 3, {"": 18})
-    folds.check_images(photos)
-    with refuses(("data.source", "pair")):
-        folds.check_images(replace(photos, split_counts={"": 15, "test": 3}))
 
 
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

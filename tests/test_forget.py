@@ -84,16 +84,18 @@ def test_what_is_trained_next_is_what_a_set_without_them_gives(project: Path, tm
         (("cat/99.png",), "PHOTO:1"),
         (("cat/2.png", "nothing"), "PHOTO:2"),
         (("cat/3.png",), "PHOTO"),
-        (tuple(f"dog/{number}.png" for number in range(100, 109)), "classes"),
     ],
 )
 def test_a_refusal_changes_nothing(project: Path, words: tuple[str, ...], key: str) -> None:
-    """No such image; one that is forgotten already; nearly the last ones of a class."""
+    """No such image; one that is forgotten already. The next run refuses a class with nearly none left."""
     forget.forget(CONFIG, ("cat/3.png",))
     before = corrections.FILE.read_bytes()
     with refuses((key, "value")):
         forget.forget(CONFIG, words)
     assert corrections.FILE.read_bytes() == before
+    forget.forget(CONFIG, [f"dog/{number}.png" for number in range(100, 109)])
+    with refuses(("classes", "missing")):
+        do_split()
 
 
 def test_groups_and_pixels_are_followed_to_the_end() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.answers import classify, last_model
+from pipeline.answers import classify
 from pipeline.answers.classify import Request
 from pipeline.base.errors import UserError
 from tests.helpers.evaluations import config_of
@@ -35,7 +35,7 @@ def test_predict_gives_a_photo_one_answer(with_onnx: Path) -> None:
     """Alone, in two orders, and twice in one request, by torch and by ONNX: the same probabilities, bit for bit."""
     config, refusals = config_of(with_onnx), list[UserError]()
     photos = sorted(Path(config.paths.images).rglob("*.png"))[:9]
-    for file in (last_model.WEIGHTS, last_model.ONNX):
+    for file in (classify.WEIGHTS, classify.ONNX):
 
         def probabilities(*paths: Path, model: Path = Path(config.paths.models) / file) -> list[tuple[str, object]]:
             answers = classify.answers(Request(paths, model), config, refusals)

@@ -84,11 +84,11 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
-    [accuracy] = [line for line in lines if line.startswith("test accuracy before ")]
+    [accuracy] = [line for line in lines if line.startswith("earlier test accuracy ")]
     assert accuracy.split()[3] == f"{tested:.4f}"
     assert f", {[*before.values()].count('test')} images)" in accuracy
     assert "used images since then   1 added (poppy 1)" in lines
-    assert not [line for line in repro(folder) if line.startswith(("test accuracy before ", "used images since "))]
+    assert not [line for line in repro(folder) if line.startswith(("earlier test accuracy ", "used images since "))]
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
 
 

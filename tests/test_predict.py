@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.answers import classify, gallery_page, last_model
+from pipeline.answers import classify, gallery_page
 from pipeline.answers.answer import Answer
 from pipeline.base import files
 from pipeline.base.errors import Kind
@@ -29,13 +29,10 @@ from pipeline.config.params import Params, Split
 from pipeline.evaluation import onnx_file
 from pipeline.models import description
 from pipeline.sources import fetch
-from pipeline.versioning import dvc_lock, integrity
-from tests.conftest import write_params
 from tests.helpers import starts
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES
 from tests.helpers.pages import parsed
-from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import NO_WAITS, reply, server
 
@@ -399,46 +396,6 @@ def test_a_folder_is_computed_from_onnx_if_it_is_of_these_weights(
         for asked in (models, models / WHOLE):
             with refuses((models / WHOLE, "damaged")):
                 ask(image, model=asked)
-
-
-@pytest.mark.parametrize("where", ["here", "committed", "cut", "model.json", WHOLE, "model.onnx"])
-def test_during_a_training_the_last_model_answers(
-    exporting: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """From DVC's cache, by the dvc.lock here, or by the committed one, if its object is whole."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(integrity, "cache_folder", lambda: Path("cache"))
-    outs = []
-    for name in last_model.NAMES:
-        md5 = files.md5(exporting / "models" / name)
-        stored = integrity.object_of(Path("cache"), md5)
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(exporting / "models" / name, stored)
-        outs.append({"path": f"models/{name}", "hash": "md5", "md5": md5, "size": stored.stat().st_size})
-        if where == name:
-            damaged(stored.name)(stored.parent)
-    write_params(dvc_lock.LOCK, {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
-    shutil.copy(exporting / "params.yaml", tmp_path)
-    if is_committed := where in ("committed", "cut"):
-        call(tmp_path, "git", "init", "--quiet")
-        commit(tmp_path)
-        dvc_lock.LOCK.unlink()
-    if where == "cut":
-        dvc_lock.LOCK.write_text("schema: '2.0'\nstages:\n  train:\n    outs:\n    - path: mod")
-    image = next((exporting / "data/images").rglob("*.png"))
-    if where in ("model.json", WHOLE):
-        with refuses(("models/model.json", "missing")):
-            ask(image)
-        return
-    assert (
-        ask(image, model=exporting / "models" / ("model.safetensors" if where == "model.onnx" else "model.onnx")) == 0
-    )
-    expected = capsys.readouterr().out
-    assert ask(image) == 0
-    said = capsys.readouterr()
-    assert said.out == expected
-    assert (WHOLE in said.err, "HEAD" in said.err) == (where == "model.onnx", is_committed)
-    assert not Path("models").exists()
 
 
 # ---- odd names, odd outputs, what is not a file ----

@@ -18,7 +18,6 @@ from pipeline.base.errors import STOPPED
 from pipeline.checks import machine
 from pipeline.config import params
 from pipeline.studies import runner
-from pipeline.studies.runner import Job, Slot
 from pipeline.versioning import run_cache
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.choices import TWO_GPUS
@@ -77,8 +76,8 @@ jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])
 runner.MESSAGE_SECONDS = 0
 runner.stop_on_signals("run again to go on")
 def work():
-    print([(end.job.name, [(fault.key, fault.kind) for fault in end.failures]) for end in runner.run_all(
-        jobs, places, "test")] if sys.argv[3] == "all" else runner.run_or_raise(jobs, places, "test"))
+    print([(job.name, fault and (fault.key, fault.kind)) for job, fault in runner.run_all(jobs, places, "test")]
+        if sys.argv[3] == "all" else runner.run_or_raise(jobs, places, "test"))
     return 0
 sys.exit(exit_status("test", work))
 """
@@ -118,13 +117,13 @@ def test_each_has_its_cores_and_gpus_and_no_more_run_at_once_than_there_are_slot
 
 
 def test_a_failed_run_is_yielded_with_its_fault_and_the_others_go_on(tmp_path: Path) -> None:
-    """A full disk is called one, from what the log says."""
+    """Other than by `run_or_raise`."""
     work = {"bad": "full", "good": "pair", "other": "pair"}
     process = start(tmp_path, work, ANYWHERE * 3, "all")
     stdout, error = process.communicate()
     assert process.returncode == 0, error
     ends = dict(ast.literal_eval(stdout.splitlines()[-1]))
-    assert ends == {"bad": [("bad", "machine")], "good": [], "other": []}
+    assert ends == {"bad": ("bad", "failed"), "good": None, "other": None}
 
 
 def test_a_failure_ends_the_others_which_save_their_state(tmp_path: Path) -> None:
@@ -186,15 +185,6 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     _, error = process.communicate()
     assert process.returncode == STOPPED
     assert "SIGTERM" in error
-
-
-def test_a_disk_without_room_for_a_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the log cannot say it."""
-    (tmp_path / runner.LOG).touch()
-    running = runner._Run(Job("fold 1", tmp_path, ()), Slot(frozenset(), ()), None, 0, 0)  # type: ignore[arg-type]
-    assert runner._failure(running, 1).kind == "failed"
-    monkeypatch.setattr(runner, "MIN_FREE_BYTES", 2**62)
-    assert (runner._failure(running, 1).key, runner._failure(running, 1).kind) == ("fold 1", "machine")
 
 
 def test_the_newest_line_of_progress_is_printed(tmp_path: Path) -> None:

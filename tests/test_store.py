@@ -14,7 +14,7 @@ from pipeline.config import params
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.studies import runner, store, workcopy
-from pipeline.studies.runner import Job, Outcome
+from pipeline.studies.runner import Job
 from pipeline.studies.store import Study, Training
 from pipeline.studies.workcopy import WorkCopy
 from tests.conftest import on_cpu, read_params, write_params
@@ -76,9 +76,7 @@ def work(study: Study, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             md5 = files.md5(job.folder / EVAL)
             outs = [{"path": EVAL, "md5": md5}, {"path": "models/model.safetensors", "md5": "c" * 32}]
             write_params(job.folder / "dvc.lock", {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
-            yield Outcome(
-                job, (Fault(job.name, "exit status 1", "failed", remedy="its log"),) if job.name == "bad" else ()
-            )
+            yield job, Fault(job.name, "exit status 1", "failed", remedy="its log") if job.name == "bad" else None
 
     monkeypatch.setattr(runner, "run_all", run_all)
     monkeypatch.setattr(workcopy, "repair_cache", lambda _: False)
@@ -120,7 +118,7 @@ def test_a_failed_training_keeps_its_log_and_ends_the_others(study: Study, work:
         store.results(study, [bad, OTHER])
     assert work == ["bad"]
     ends = list(store.run(study, [bad, OTHER]))
-    assert [bool(failures) for *_, failures in ends] == [True, False]
+    assert [bool(failure) for *_, failure in ends] == [True, False]
     assert (study.result(bad) / runner.LOG).read_text() == "what it said"
     assert study.hashes(OTHER)
 

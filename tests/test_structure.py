@@ -45,7 +45,7 @@ OWNERS = {  # a library → the modules that import it
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"learning.apex"},
     "dvc": {
-        "studies.revisions", "commands.continue_from", "versioning.changed_dvc", "versioning.in_process",
+        "studies.revisions", "versioning.changed_dvc", "versioning.in_process",
         "versioning.questions", "loader.remote", "versioning.run_cache",
     },
     "optuna": {"studies.search"}, "sklearn": set(),

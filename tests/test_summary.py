@@ -10,7 +10,7 @@ import pytest
 from pipeline.answers.summary import (
     Evaluation,
     changes_since,
-    committed_evaluation,
+    evaluation,
     no_better_than_constant,
     question,
     summary,
@@ -83,7 +83,7 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
         assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
     moved = put_object(tmp_path, integrity.object_of(tmp_path, new).read_text().replace("b/1,b,test", "b/1,b,train"))
     *_, (_, note) = changes_since(before, Evaluation(moved, "0" * 32), tmp_path)
-    assert note.startswith("in another part than before: 1 of the images")
+    assert note.startswith("in another part than earlier: 1 of the images")
 
 
 def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +94,14 @@ def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path, monkeypatch: pytes
     assert dvc_lock.graph() == {"mine": set(), "other": {"mine"}}
 
 
-def test_another_result_than_the_committed_one_has_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_result_than_the_committed_one_has_a_question() -> None:
     """The command that answers it is named; with the same predictions, and before the first commit, it is not."""
-    monkeypatch.chdir(tmp_path)
     paths = params.Params().paths
     entry = {"deps": {paths.split: "1"}, "outs": {f"{paths.metrics}/predictions.csv": "2"}}
-    monkeypatch.setattr(dvc_lock, "committed", lambda: {"evaluate": entry})
-    committed = committed_evaluation(paths)
+    committed = evaluation({"evaluate": entry}, paths)
     assert committed == Evaluation("1", "2")
     [(_, command)] = question(committed, Evaluation("1", "3"))
     assert command == "perennial compare HEAD workspace"
     assert command in summary(paths_in(str(RESULTS / "metrics")), earlier=question(committed, Evaluation("9", "3")))
     assert question(committed, Evaluation("9", "2")) == question(None, committed) == question(committed, None) == []
-    monkeypatch.setattr(dvc_lock, "committed", dict)
-    assert committed_evaluation(paths) is None
+    assert evaluation({}, paths) is None

@@ -6,17 +6,13 @@ and a model.onnx does not need torch, whose import takes seconds.
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.answers import last_model
 from pipeline.answers.answer import Answer, as_typed
-from pipeline.answers.last_model import DESCRIPTION, ONNX, WEIGHTS
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError, missing, raise_if_any
 from pipeline.checks import machine
@@ -35,6 +31,8 @@ if TYPE_CHECKING:
     from pipeline.evaluation.onnx_file import OnnxModel
     from pipeline.evaluation.photos import LoadedImage
     from pipeline.models.exported import ExportedModel
+
+DESCRIPTION, WEIGHTS, ONNX = "model.json", "model.safetensors", "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,8 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
     models = request.model or Path(config.paths.models)
     check_heatmap(request.heatmap, models)
     if request.model is None and not (models / DESCRIPTION).exists():
-        return answers_from_cache(request, models, config, refusals)
+        during = f"during a training: dvc get . {models} --rev HEAD -o last, then predict --model last"
+        raise missing(models / DESCRIPTION, f"{description.REMEDY}; {during}")
     if models.name == WEIGHTS:
         check_files(models.parent, DESCRIPTION)
         return torch_answers(request, models.parent, config, refusals)
@@ -80,24 +79,6 @@ def answers(request: Request, config: Params, refusals: list[UserError]) -> Iter
         return torch_answers(request, models, config, refusals)
     print(f"predict: computed from {models / ONNX}", file=sys.stderr)
     return onnx_answers(request, model, config, refusals)
-
-
-def answers_from_cache(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
-    """The answers of the last model that dvc.lock names: DVC removes the model before a training. Raises UserError."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not (lock := last_model.link(models, folder)):
-            raise missing(models / DESCRIPTION, description.REMEDY)
-        note = f"{models} has no model now (a training runs, or was stopped); that of {lock} is taken from DVC's cache"
-        print(f"predict: {note}", file=sys.stderr)
-        computed = answers(replace(request, model=folder), config, refusals)
-        return until_end(computed, stack.pop_all())
-
-
-def until_end(answers: Iterator[Answer], stack: ExitStack) -> Iterator[Answer]:
-    """The answers; what the stack holds is released after the last one."""
-    with stack:
-        yield from answers
 
 
 def check_heatmap(folder: Path | None, models: Path) -> None:

@@ -29,17 +29,8 @@ class Evaluation:
     predictions: str
 
 
-def last_evaluation(paths: Paths) -> Evaluation | None:
-    """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
-    return _evaluation(dvc_lock.here(), paths)
-
-
-def committed_evaluation(paths: Paths) -> Evaluation | None:
-    """The evaluation in the dvc.lock of the last commit; None if there is none."""
-    return _evaluation(dvc_lock.committed(), paths)
-
-
-def _evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation | None:
+def evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation | None:
+    """The evaluation in a dvc.lock; None if there is none."""
     if "evaluate" not in stage_hashes:
         return None
     deps, outs = stage_hashes["evaluate"]["deps"], stage_hashes["evaluate"]["outs"]
@@ -49,7 +40,7 @@ def _evaluation(stage_hashes: dvc_lock.StageHashes, paths: Paths) -> Evaluation 
 def question(committed: Evaluation | None, after: Evaluation | None) -> Rows:
     """The command that compares this result with the committed one; empty if there is no other result."""
     is_other = committed and after and committed.predictions != after.predictions
-    return [("better than before?", "perennial compare HEAD workspace")] if is_other else []
+    return [("better than the commit?", "perennial compare HEAD workspace")] if is_other else []
 
 
 def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
@@ -70,9 +61,9 @@ def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Pa
     right, total = sum(row["label"] == row["prediction"] for row in answers), len(answers)
     low, high = metrics.wilson(right, total)
     return [
-        ("test accuracy before", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
+        ("earlier test accuracy", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
         ("used images since then", changes),
-        *([("note", f"in another part than before: {moved:,} of the images; {PARTS}")] if moved else []),
+        *([("note", f"in another part than earlier: {moved:,} of the images; {PARTS}")] if moved else []),
     ]
 
 

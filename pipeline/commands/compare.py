@@ -4,7 +4,6 @@
     perennial compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
                                           a page with both: reports/compare.html. If photos were added, or a
                                           label was corrected, on the test images that both have
-    perennial compare --md …              as Markdown, for a pull request
     perennial compare --json …            for programs: one JSON object; of two, with the test
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
@@ -94,12 +93,6 @@ def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             yield f"{head if number == 0 else ' ' * display_width(head)}  {part}".rstrip()
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as a table of Markdown."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    yield from [lines[0], "|" + "---|" * len(HEAD), *lines[1:]]
-
-
 def notes(all_of: Sequence[Revision]) -> Iterator[str]:
     """Sentences about what the table does not explain, and what to do."""
     if no_run := [revision.name for revision in all_of if revision.state == revisions.NO_RUN]:
@@ -175,7 +168,9 @@ def verdict(names: Sequence[str], tables: Sequence[Table]) -> Verdict:
     better, worse = (names[1], names[0]) if test.points > 0 else (names[0], names[1])
     difference = f"{abs(test.points):.1f} points more on these {test.images} images"
     if not test.points:
-        answer = f"{names[0]} and {names[1]} are equally accurate on these {test.images} images"
+        least = 100 * LEAST_IN_COMMON / test.images
+        reason = f"on so few, a difference below {least:.1f} points cannot be told from chance"
+        answer = f"{names[0]} and {names[1]} have as many of these {test.images} images right; {reason}"
     elif test.is_significant:
         answer = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
     else:
@@ -242,8 +237,8 @@ def as_json(all_of: Sequence[Revision], two: Verdict | None) -> str:
     return json.dumps({"revisions": [asdict(one) for one in all_of], "test": test}, indent=2, ensure_ascii=False)
 
 
-def compare(names: Sequence[str], form: str) -> int:
-    """Print the comparison in a form: text, md or json; 0. Raises UserError for a revision that does not exist."""
+def compare(names: Sequence[str], as_programs_read: bool) -> int:
+    """Print the comparison, as text or as JSON; 0. Raises UserError for a revision that does not exist."""
     config = params.load()
     experiments = revisions.experiments()
     all_of = [
@@ -251,12 +246,12 @@ def compare(names: Sequence[str], form: str) -> int:
     ]
     with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
     two = compare_two(with_test[0], with_test[1], experiments, config) if len(with_test) == 2 else None
-    if form == "json":
+    if as_programs_read:
         print(as_json(all_of, two))
         return 0
     varied = differing_params(all_of)
     rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
-    print(*(markdown if form == "md" else plain)(rows), "", *notes(all_of), sep="\n")
+    print(*plain(rows), "", *notes(all_of), sep="\n")
     if two:
         print(*two.lines(), sep="\n")
     elif len(with_test) > 2:
@@ -265,4 +260,4 @@ def compare(names: Sequence[str], form: str) -> int:
 
 
 def main(arguments: Namespace) -> int:
-    return compare(arguments.revisions, arguments.form)
+    return compare(arguments.revisions, arguments.json)

@@ -27,8 +27,6 @@ from pipeline.base.errors import DIFFERENT, Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
 from pipeline.evaluation import acceptance
-from pipeline.planning import survey
-from pipeline.planning.survey import Survey
 from pipeline.studies import answers, record, runner, store, study, unknown
 from pipeline.studies.record import Record
 from pipeline.studies.runner import Slot
@@ -92,17 +90,6 @@ def make_plan(
     return Plan(values, folds, numbers, runner.slots(last, jobs, on))
 
 
-def check_images(data: Survey) -> None:
-    """Raise UserError if the data set gives its test images: known before an image is decoded.
-
-    `answers.check` finds everything else for which an image would not be a test image once.
-    """
-    if data.images and not data.in_all_folds:
-        allowed = "none, because each image is a test image of one fold"
-        remedy = "remove that split (folders, labels.csv); or perennial repro, which uses it"
-        raise UserError(Fault("data.source", data.where, "pair", "it has a split", allowed, remedy))
-
-
 def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     """Print whether a repeated recipe has the recorded bytes. Returns 0 if it has, else DIFFERENT."""
     if not (differences := list(record.differences(recipe, result))):
@@ -121,18 +108,12 @@ def folds(arguments: Namespace) -> int:
     plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe, arguments.on)
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
     with store.study_folder("folds", "folds") as folder:
-        if config.data.source != "archive":  # else paths.images may have images of another source
-            check_images(survey.survey(config))
-        commit = record.commit()
         outputs = (study.PREDICTIONS, f"{Paths.models}/{acceptance.FILE}")
         runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         trainings = plan.trainings()
-        first = [training for (seed, _), training in trainings.items() if seed == plan.seeds[0]]
-        answers.check(store.splits(runs, first))
-        store.announce(runs, [*trainings.values()])
-        results = dict(zip(trainings, store.results(runs, [*trainings.values()]), strict=True))
-        repeat_it = f"perennial folds {repeat}"
-        result = answers.write(config, runs.source, results, answers.read(results), repeat_it, commit)
+        answers.check(store.splits(runs, [trainings[plan.seeds[0], fold] for fold in range(plan.folds)]))
+        results = dict(zip(trainings, store.announced(runs, [*trainings.values()]), strict=True))
+        result = answers.write(config, runs, results, answers.read(results), f"perennial folds {repeat}")
         return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 
 

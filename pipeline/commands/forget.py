@@ -9,7 +9,6 @@ without these files, and anybody can repeat it (perennial verify).
 """
 
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.dataset import split_table
-from pipeline.dataset.split_table import SPLITS, ImageRow
+from pipeline.dataset.split_table import ImageRow
 from pipeline.sources import user_table
 
 COLUMNS = ("path", "label", "reason")
@@ -39,23 +38,11 @@ def together(rows: Sequence[ImageRow], paths: Sequence[str]) -> list[ImageRow]:
         chosen |= more
 
 
-def check_rest(rows: Sequence[ImageRow], forgotten: Sequence[ImageRow]) -> None:
-    """Raise UserError for a class that would have too few images for the splits."""
-    of_class, gone = (Counter(row.label for row in part if not row.reason) for part in (rows, forgotten))
-    remedy = "add images of it, or remove its folder: then the class is forgotten"
-    raise_if_any(
-        Fault("classes", f"{label!r} would have {of_class[label] - gone[label]} images", "value", "",
-              f"{len(SPLITS)} or more", remedy)
-        for label in sorted(gone)
-        if of_class[label] - gone[label] < len(SPLITS)
-    )  # fmt: skip
-
-
 def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE) -> list[ImageRow]:
     """Exclude these images, and what belongs to them, in `table`. Returns the rows of the images that left.
 
-    Raises UserError, and changes nothing, for a word that names no image or several, if data/split.csv is missing, and
-    as `check_rest` does.
+    Raises UserError, and changes nothing, for a word that names no image or several, and if data/split.csv is missing.
+    The next run refuses a class that has too few images left.
     """
     rows = split_table.all_rows(Path(config.paths.split))
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
@@ -68,7 +55,6 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     if not forgotten:
         reason = f"{table} excludes it already"
         raise UserError(Fault("PHOTO", ", ".join(words), "value", reason, remedy="perennial repro trains without it"))
-    check_rest(rows, forgotten)
     for row in forgotten:
         lines[row.path] = {**lines.get(row.path, {}), "path": row.path, "label": corrections.EXCLUDE, "reason": REASON}
     columns = (*COLUMNS, *before.unknown_columns)

@@ -18,7 +18,7 @@ and stderr says why.
 Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
 reason. --model FILE asks for one of the two. While a training runs, or after it was stopped, the folder of params.yaml
-has no model: the last one, which dvc.lock names, is then taken from DVC's cache.
+has no model: `dvc get . models --rev HEAD -o last` brings the committed one, for --model.
 
 --heatmap FOLDER writes a picture for each image: what the model sees of it, in grey, and over it, from dark blue to
 yellow, what speaks for the most likely class. The mean over all places is the logit, exactly (evaluation/heatmap.py).

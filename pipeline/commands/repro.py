@@ -83,16 +83,16 @@ def repro(words: list[str], verbose: bool = False, below: str = "") -> int:
         is_alone = not processes.workers(Path.cwd())  # no folds and no sweep, which may be writing to the cache
         if is_alone:
             report(cache_repair.repair(cache, stages))
-        evaluation = summary.last_evaluation(config.paths)
+        evaluation = summary.evaluation(dvc_lock.here(), config.paths)
         status = in_process.reproduce(repo, arguments, shows_all)
         dvc_lock.put_in_order()
         if status == 0 and is_alone:
             cache_repair.settle(cache)
     if status == 0 and "evaluate" in stages:
-        now = summary.last_evaluation(config.paths)
+        now = summary.evaluation(dvc_lock.here(), config.paths)
         earlier = [
             *summary.changes_since(evaluation, now, cache),
-            *summary.question(summary.committed_evaluation(config.paths), now),
+            *summary.question(summary.evaluation(dvc_lock.committed(), config.paths), now),
         ]
         print(f"\n{summary.summary(config.paths, has_report='report' in stages, earlier=earlier)}")
         print(f"{'all pages':<24} {home.write(config)}")

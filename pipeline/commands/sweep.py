@@ -17,7 +17,6 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
-from pipeline.checks import machine
 from pipeline.config import document, params
 from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
@@ -110,15 +109,11 @@ def run_plan(runs: Runs) -> list[TrialResult]:
 
 def search_by_results(runs: Runs) -> list[TrialResult]:
     """Run trials one after another, each with values that follow from the results before it. Returns all results."""
-    results, is_announced = list[TrialResult](), False
+    results = list[TrialResult]()
+    store.announce(runs.study, [runs.training(Trial(1, runs.present))] * runs.sweep.trials)
     for number in range(1, runs.sweep.trials + 1):
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
-        trial = search.tpe(runs.sweep, runs.present, number, accuracies)
-        trials.check(runs.config, [trial.values], None if runs.study.slots[0].sbatch else machine.read())
-        if not (is_announced or runs.result(trial).figures):
-            store.announce(runs.study, [runs.training(trial)] * (runs.sweep.trials - number + 1))
-            is_announced = True
-        results += run(runs, [trial])
+        results += run(runs, [search.tpe(runs.sweep, runs.present, number, accuracies)])
     return results
 
 
@@ -129,11 +124,11 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if result.figures and result.experiment not in names:
             trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        for failure in failures:
+    for training, folder, failure in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        if failure:
             number, log = by_training[training.name].number, folder / runner.LOG
             say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        if not failures:
+        else:
             trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
 

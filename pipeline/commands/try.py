@@ -43,9 +43,10 @@ def begin(name: str, words: Sequence[str]) -> None:
     the last commit is changed, unless params.yaml, dvc.lock or the metrics by an interrupted start of the same line.
     """
     config, values = params.load(), values_of(words)
-    if not NAME.fullmatch(name) or name in (revisions.HERE, *revisions.experiments()):
+    is_taken = name in (revisions.HERE, *revisions.experiments())
+    if is_taken or not NAME.fullmatch(name):
         allowed, remedy = "a new name of letters, digits, '.', '_' and '-'", "dvc exp list names the experiments"
-        raise UserError(Fault("NAME", name, "value", allowed=allowed, remedy=remedy))
+        raise UserError(Fault("NAME", name, "value", "it is taken" if is_taken else "", allowed, remedy))
     raise_if_any(validity.faults(params.with_values(config, values), machine.read()))
     figures = programs.output("git", "ls-tree", "HEAD", "--", config.paths.metrics)
     if not figures or "evaluate" not in dvc_lock.committed():

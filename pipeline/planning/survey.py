@@ -36,11 +36,6 @@ class Survey:
         """The number of images; 0 if it is not known before they are downloaded."""
         return sum(self.split_counts.values())
 
-    @property
-    def in_all_folds(self) -> bool:
-        """Whether each image that is here is cut into folds, and so is a test image of one of them."""
-        return self.images == self.split_counts.get(self.cut.given_split, 0) and "test" in self.cut.splits
-
     def parts(self, settings: Split) -> dict[str, int]:
         """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
         share = splitting.shares(settings)

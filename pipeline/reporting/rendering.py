@@ -40,7 +40,6 @@ def _page_environment() -> jinja2.Environment:
         "code": _code,
         "digest": _digest,
         "in_words": lambda names: Html(in_words([_name(name) for name in names])),
-        "lines": lambda lines: Html("\n").join(map(escape, lines)),
         "name": _name,
         "source": _source,
     }

@@ -14,8 +14,7 @@ from pipeline.reporting.reliance import NO_SHARE, Coverage
 from pipeline.studies import folds_page, home, label_errors, pooling, record, study
 from pipeline.studies.pooling import Figures, FoldPredictions
 from pipeline.studies.record import Origin, Part, Record
-from pipeline.studies.store import Result
-from pipeline.studies.workcopy import WorkCopy
+from pipeline.studies.store import Result, Study
 
 Results = Mapping[tuple[int, int], Result]  # (seed, fold) → its result
 LABEL_ERRORS, COVERAGE, RECORD, PAGE = "label_errors.csv", "coverage.json", "summary.json", "folds.html"
@@ -73,22 +72,20 @@ def _make_record(results: Results, pooled_figures: Figures, origin: Origin) -> R
     return Record(record.decisive(first.config), data, flat, tuple(parts), origin)
 
 
-def write(
-    config: Params, source: WorkCopy, results: Results, predictions: FoldPredictions, command: str, commit: str
-) -> Record:
+def write(config: Params, runs: Study, results: Results, predictions: FoldPredictions, command: str) -> Record:
     """Write the tables, the page and the record into the folders of `config`, and print the figures.
 
-    `source`: the work copy with the images. `command` gives the same bytes again; the page has it. `commit`: that of
-    the code of the source. Returns the record.
+    `command` gives the same bytes again; the page has it. Returns the record.
     """
     folder, first = Path(config.paths.metrics) / "folds", next(iter(results.values()))
     pooled_figures = pooling.figures(predictions)
-    study_record = _make_record(results, pooled_figures, study.origin(source, commit))
+    study_record = _make_record(results, pooled_figures, study.origin(runs))
     errors = label_errors.find(predictions.probabilities, predictions.labels)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
     examples, covered = folds_page.choose_examples(predictions), coverage(results, predictions)
-    files.write_json(folder / COVERAGE, asdict(covered) | study.conditions(first.config, study_record.origin))
+    of_study = {"params": study_record.params, "origin": asdict(study_record.origin)}
+    files.write_json(folder / COVERAGE, asdict(covered) | of_study)
     content = folds_page.Content(
         config=first.config,
         predictions=predictions,
@@ -96,7 +93,7 @@ def write(
         examples=examples,
         errors=errors,
         coverage=covered,
-        album=study.album(source, folds_page.image_paths(examples, predictions, errors)),
+        album=study.album(runs.source, folds_page.image_paths(examples, predictions, errors)),
         command=command,
     )
     home.write_page(config, PAGE, folds_page.page(content))

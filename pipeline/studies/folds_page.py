@@ -1,7 +1,5 @@
 """The page about all folds: every image has one prediction, of a model that was not trained on it."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +54,6 @@ def page(content: Content) -> str:
         doubt=doubt,
         coverage=content.coverage,
         suspects=list(zip(range(1, len(errors) + 1), errors, suggestions, strict=True)),
-        suggestions=_lines(suggestions),
         choices=gallery.choices(predictions.classes),
         corrections=corrections,
         # The table of folds has what varies.
@@ -86,10 +83,3 @@ def shown(errors: Sequence[LabelError], predictions: FoldPredictions) -> Sequenc
     """The probable label errors that the page shows."""
     is_doubted = label_errors.doubt(len(errors), len(predictions.paths))
     return errors[: MOST_DOUBTED if is_doubted else MOST_ERRORS]
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of a table."""
-    content = io.StringIO(newline="")
-    csv.writer(content, lineterminator="\n").writerows(rows)
-    return content.getvalue().removesuffix("\n").split("\n")

@@ -19,7 +19,7 @@ from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.reporting import charts, rendering
 from pipeline.studies import answers as answers_of_folds
-from pipeline.studies import home, record, store, study
+from pipeline.studies import home, store, study
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Result, Training
 from pipeline.studies.study import MOST_FOLDS
@@ -84,7 +84,6 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     """
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
-    commit = record.commit()
     cuts = [{"split.folds": folds, "split.fold": fold} for fold in range(folds)] if folds > 1 else [{}]  # {}: as here
     trainings = [
         Training(f"share{share}-fold{fold}", {"split.train_share": share, **cut}, f"{share:.0%}, fold {fold}")
@@ -96,9 +95,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     splits = store.splits(runs, trainings)
     if folds > 1:
         answers_of_folds.check(splits[-folds:])  # those of the whole training images
-    config = runs.source.config
-    store.announce(runs, trainings)
-    results = store.results(runs, trainings)
+    config, results = runs.source.config, store.announced(runs, trainings)
     counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
     for number, share in enumerate(SHARES):
         of_share = results[number * folds : (number + 1) * folds]
@@ -106,8 +103,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
         labels |= {row["path"]: row["label"] for row in rows}
         answers[share] = {row["path"]: row["prediction"] for row in rows}
         counts[share] = sum(map(training_images, of_share)) // folds
-    conditions = study.conditions(results[-folds].config, study.origin(runs.source, commit))
-    write(config, counts, labels, answers, conditions)
+    write(config, counts, labels, answers, study.conditions(results[-folds].config, runs))
 
 
 def training_images(result: Result) -> int:

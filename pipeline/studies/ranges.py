@@ -75,6 +75,11 @@ class Trial:
     number: int
     values: Mapping[str, Any]
 
+    @property
+    def settings(self) -> list[str]:
+        """The values as params.yaml has them."""
+        return [document.value_text(value) for value in self.values.values()]
+
 
 def read(path: Path) -> Sweep:
     """The content of a file of ranges. Raises UserError; the key of each fault begins with the path of the file."""

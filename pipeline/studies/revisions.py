@@ -136,6 +136,12 @@ def _errors_of_connections() -> Iterator[None]:
         signal.signal(signal.SIGPIPE, handler)
 
 
+def bring(revision: str, path: str, target: Path) -> None:
+    """Copy a file of a revision from Git, or from DVC's cache or remote. Raises UserError if there is none."""
+    source = open_revision(revision)
+    _ask_dvc(lambda: source.get_file(path, str(target)), revision)
+
+
 def _text(source: DVCFileSystem, path: str) -> str:
     """The text of a file of a revision; empty if it cannot be had."""
     try:

@@ -5,10 +5,8 @@ to end, and they save their state. The same command then goes on: DVC's run cach
 work copy keeps the checkpoints of a training.
 """
 
-import errno
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,8 +35,6 @@ MESSAGE_SECONDS = 10.0  # between two such lines of one run, at least
 POLL_SECONDS = 0.2  # between two polls of the processes
 LAST_LINES = 3  # of a log, in the message of a failure
 MIN_REST_SECONDS = 60  # a shorter time to go is not printed
-DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # what a log says of a full disk
-MIN_FREE_BYTES = 2**20  # with less room, a log may not say it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 64  # runs at the same time
 
@@ -62,14 +58,6 @@ class Slot:
     cores: frozenset[int]
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; none: the run sees those that this process sees
     sbatch: tuple[str, ...] = ()  # the command that submits a job of Slurm; empty: the run is a process of this machine
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a job. `failures` is empty after a success, and else has the reasons."""
-
-    job: Job
-    failures: tuple[Fault, ...]
 
 
 @dataclass
@@ -134,8 +122,8 @@ def cores_of(slot: Slot) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Outcome]:
-    """Run the jobs, one in each slot at a time, and yield the outcome of each at its end.
+def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[tuple[Job, Fault | None]]:
+    """Run the jobs, one in each slot at a time, and yield each at its end, with the reason if it failed.
 
     `command` begins the messages. If the caller leaves the loop, or at a signal, the runs are asked to end, and have
     saved their state when this function ends.
@@ -163,7 +151,7 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     about = f"; about {rest / 60:.0f} min to go" if rest > MIN_REST_SECONDS and not status else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
-                    yield Outcome(one.job, (_failure(one, status),) if status else ())
+                    yield one.job, _failure(one, status) if status else None
     finally:
         with _defer_signals():
             numbers = []
@@ -184,9 +172,9 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
 
 def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
     """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
-    with closing(run_all(jobs, places, command)) as outcomes:
-        for outcome in outcomes:
-            raise_if_any(outcome.failures)
+    with closing(run_all(jobs, places, command)) as ends:
+        for _, failure in ends:
+            raise_if_any([failure] if failure else [])
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
@@ -260,11 +248,8 @@ def _log(job: Job, start: int) -> bytes:
 
 def _failure(one: _Run, status: int) -> Fault:
     """The reason of an exit status that is not 0, with the last lines of the log."""
-    job, text = one.job, _log(one.job, one.log_start).decode(errors="replace")
+    text = _log(one.job, one.log_start).decode(errors="replace")
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
-    remedy = f"its log: {job.folder / LOG}"
-    if any(sentence in text for sentence in DISK_FULL) or shutil.disk_usage(job.folder).free < MIN_FREE_BYTES:
-        value, remedy = f"the disk of {job.folder} is full", f"make room, then run again; {remedy}"
-        return Fault(job.name, value, "machine", last_lines, remedy=remedy)
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
-    return Fault(job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)
+    remedy = f"its log: {one.job.folder / LOG}"
+    return Fault(one.job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)

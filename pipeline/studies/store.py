@@ -21,7 +21,7 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.planning.survey import Survey
-from pipeline.studies import runner, workcopy
+from pipeline.studies import record, runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import cache_repair, dvc_lock, identity, integrity
@@ -59,6 +59,7 @@ class Study:
     outputs: tuple[str, ...]  # those that a result has
     options: tuple[str, ...] = ("--single-item",)  # of `dvc repro`
     others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as the hardware
+    commit: str = ""  # that of the code of the source, as an Origin has it; of a study of the project alone
 
     @cached_property
     def inputs(self) -> Hashes:
@@ -140,9 +141,9 @@ def of_project(
     `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
     source, by the stages `first`. Raises UserError if that fails. `outputs`: what a result has besides the split.
     """
-    source = workcopy.copy_project(folder / SOURCE, values)
+    commit, source = record.commit(), workcopy.copy_project(folder / SOURCE, values)
     runner.run_or_raise([Job("data", source.folder, first)], [runner.here()], command)
-    study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs))
+    study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs), commit=commit)
     inputs = study.inputs
     with chdir(source.folder):  # so no training reads the packed images once more, to compare them
         integrity.save_memory(integrity.inspect_outputs(inputs, {})[1])
@@ -169,8 +170,8 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     Raises UserError if a training fails, or if DVC's cache was damaged meanwhile. Then the others are ended.
     """
     new = []
-    for _, result, failures in run(study, trainings):
-        raise_if_any(failures)
+    for _, result, failure in run(study, trainings):
+        raise_if_any([failure] if failure else [])
         new.append(result)
     if new and workcopy.repair_cache(study.command):
         for result in new:
@@ -180,6 +181,12 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
         Result(folder := study.result(training), params.load(folder / params.FILE), study.hashes(training))
         for training in trainings
     ]
+
+
+def announced(study: Study, trainings: Sequence[Training]) -> list[Result]:
+    """`results`, after `announce`."""
+    announce(study, trainings)
+    return results(study, trainings)
 
 
 def announce(study: Study, trainings: Sequence[Training]) -> None:
@@ -207,10 +214,10 @@ def announce(study: Study, trainings: Sequence[Training]) -> None:
     print(f"{study.command}: time of {count}{at_once}: {time}", flush=True)
 
 
-def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, tuple[Fault, ...]]]:
+def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, Fault | None]]:
     """Run those of these trainings that have no result. Yields each at its end, when its result or its log is kept.
 
-    With the folder of its result, and with the reasons if it has failed.
+    With the folder of its result, and with the reason if it has failed.
     """
     waiting = [training for training in trainings if not study.hashes(training)]
     if finished := len(trainings) - len(waiting):
@@ -223,20 +230,20 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
         )
         for copy, training in by_copy.items()
     ]  # fmt: skip
-    with closing(runner.run_all(jobs, study.slots, study.command)) as outcomes:
-        for outcome in outcomes:
-            copy, training = outcome.job.folder, by_copy[outcome.job.folder]
+    with closing(runner.run_all(jobs, study.slots, study.command)) as ends:
+        for job, failure in ends:
+            copy, training = job.folder, by_copy[job.folder]
             result = study.result(training)
             with locks.exclusive(RESULTS), files.atomic_folder(result) as new:  # two studies may have one training
-                if outcome.failures:
+                if failure:
                     workcopy.copy_files([Path(runner.LOG)], copy, new)
                 else:
                     _keep(study, copy, new)
-            if not outcome.failures:
+            if not failure:
                 for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
                     files.remove(checkpoint)
                 files.remove(copy)
-            yield training, result, outcome.failures
+            yield training, result, failure
 
 
 def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pipeline.sources import originals
 from pipeline.sources.originals import Originals
 from pipeline.studies import record
 from pipeline.studies.record import Origin
-from pipeline.studies.store import Result
+from pipeline.studies.store import Result, Study
 from pipeline.studies.workcopy import WorkCopy
 
 MOST_FOLDS = 100
@@ -46,11 +46,11 @@ def album(source: WorkCopy, paths: Iterable[str], name: str = "folds", needed: b
     return Album(pictures, credits.credits(source.folder / Paths.images / originals.LICENSE))
 
 
-def origin(source: WorkCopy, commit: str) -> Origin:
-    """What a study was made of and by. `commit`: that of the code of the source, see record.commit."""
-    return Origin(record.digest(images(source), source.config.run.decoding_threads), commit)
+def origin(runs: Study) -> Origin:
+    """What a study was made of and by."""
+    return Origin(record.digest(images(runs.source), runs.source.config.run.decoding_threads), runs.commit)
 
 
-def conditions(config: Params, origin: Origin) -> dict[str, Any]:
-    """The params and the origin of a study, as its files have them."""
-    return {"params": record.decisive(config), "origin": asdict(origin)}
+def conditions(config: Params, runs: Study) -> dict[str, Any]:
+    """The params of a study and its origin, as its files have them."""
+    return {"params": record.decisive(config), "origin": asdict(origin(runs))}

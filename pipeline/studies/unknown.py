@@ -1,44 +1,35 @@
 """What models say of images of a class that they never saw: one training without each class (split.leave_out).
 
 The limit of each model comes from its own validation images (evaluation/acceptance.py). Its test images are of known
-classes, and the images of the class that was left out are of something else. A score is good if images of something
-else have a lower one: the AUROC is the probability of that, for a random image of each kind. Three simple scores are
-compared; the limit is on the first one, the highest probability.
+classes, and the images of the class that was left out are of something else. The score of an image is its highest
+probability. It is good if images of something else have a lower one: the AUROC is the probability of that, for a random
+image of each kind. Every answer is that of `predict` (answers/classify.py).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from pipeline.base import files, threads
-from pipeline.base.errors import Fault, UserError
+from pipeline.answers import classify
+from pipeline.answers.classify import Request
+from pipeline.base import files
+from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config.params import Paths
-from pipeline.data import images
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import LEAVE_OUT
 from pipeline.evaluation import acceptance, metrics
 from pipeline.evaluation.metrics import Share
-from pipeline.learning import determinism, inference
-from pipeline.learning.world import World
-from pipeline.loader.storage import ImageStore
-from pipeline.models import exported
 from pipeline.reporting import rendering
 from pipeline.sources.originals import Originals
-from pipeline.studies import home, record, store, study
+from pipeline.studies import home, store, study
 from pipeline.studies.runner import Slot
-from pipeline.studies.store import Training
-from pipeline.studies.workcopy import WorkCopy
+from pipeline.studies.store import Study, Training
 
 ONE_SPLIT = {"split.folds": 1, "split.fold": 0}
-SCORES = ("highest_probability", "highest_logit", "energy")
 MOST_SHOTS = 12  # images of each kind on the page
-MOST_IN_MEMORY = 1024  # decoded images
 SUMMARY, TABLE, PAGE = "summary.json", "answers.csv", "unknown.html"
 
 
@@ -67,7 +58,7 @@ class Result:
     validation_images: int  # that give the limit; of all trainings: the fewest
     accepted: Share  # of the test images of known classes
     recognized: Share  # of the images of the class that was left out: those that are none of the classes
-    auroc: dict[str, float]  # score → AUROC; of all trainings: the mean
+    auroc: float  # of the highest probability; of all trainings: the mean
 
 
 def run(folder: Path, slots: Sequence[Slot]) -> None:
@@ -75,12 +66,9 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
 
     Raises UserError if it is impossible.
     """
-    commit = record.commit()
     outputs = [f"{Paths.models}/{name}" for name in ("model.safetensors", "model.json", acceptance.FILE)]
     runs = store.of_project("folds", folder, {**ONE_SPLIT, "split.leave_out": "none"}, slots, *outputs)
     classes = sorted({row.label for row in split_table.kept_rows(runs.source.folder / Paths.split)})
-    if len(classes) < 3:
-        raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
     if "none" in classes:
         reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
         raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
@@ -91,10 +79,8 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
     for split in store.splits(runs, trainings):
         check_validation_images(split, len(classes) - 1)
-    store.announce(runs, trainings)
-    results = store.results(runs, trainings)
-    pairs = [ask(label, result, study.images(runs.source)) for label, result in zip(classes, results, strict=True)]
-    write(runs.source, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], commit)
+    results, originals = store.announced(runs, trainings), study.images(runs.source)
+    write(runs, [ask(*pair, originals) for pair in zip(classes, results, strict=True)])
     for result in results:  # models are large, and DVC's run cache has them
         files.remove(result.folder)
 
@@ -108,80 +94,60 @@ def check_validation_images(split: store.Result, classes: int) -> None:
         raise UserError(Fault("split.fractions.val", value, "value", reason, remedy=remedy))
 
 
-def ask(label: str, trained: store.Result, originals: Originals) -> tuple[Result, list[Answer]]:
-    """The result of the model without this class, and its answers: for its test images, and for those of the class."""
+def ask(label: str, trained: store.Result, originals: Originals) -> tuple[int, list[Answer]]:
+    """What the model without this class says of its test images, and of those of the class.
+
+    With the number of validation images that give its limit. Raises UserError without a limit, and for a lost image.
+    """
     rows = split_table.all_rows(trained.folder / Paths.split)
-    questions = [row for row in rows if row.split == "test" or row.reason == LEAVE_OUT]
+    asked = {str(originals.file(row.path)[0]): row for row in rows if row.split == "test" or row.reason == LEAVE_OUT}
     limit = acceptance.limit_of(trained.folder / Paths.models)
     if limit.reason:
         raise UserError(Fault(f"without {label}", "no limit", "failed", limit.reason, remedy="run again"))
-    values, classes = logits(trained, originals, [row.path for row in questions])
-    best, guesses = torch.softmax(values, 1).max(1)
+    weights, refusals = trained.folder / Paths.models / "model.safetensors", list[UserError]()
+    request = Request(tuple(map(Path, asked)), weights, trained.config.train.device)
     answers = [
-        Answer(label, row.path, row.label, classes[guess], chance, acceptance.reaches(chance, limit.highest))
-        for row, guess, chance in zip(questions, guesses.tolist(), best.tolist(), strict=True)
+        Answer(label, asked[one.file].path, asked[one.file].label, one.prediction, one.probability, one.is_accepted)
+        for one in classify.answers(request, trained.config, refusals)
     ]
-    is_known = np.array([answer.is_known for answer in answers])
-    scores = dict(zip(SCORES, (best, values.max(1).values, torch.logsumexp(values, 1)), strict=True))
-    areas = {name: metrics.auroc(score.numpy(), is_known) for name, score in scores.items()}
-    return summarize(label, limit.images, answers, areas), answers
+    raise_if_any(fault for refusal in refusals for fault in refusal.faults)
+    return limit.images, answers
 
 
-def logits(trained: store.Result, originals: Originals, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """The logits float64 [n, classes] of a model for these originals, as `evaluate` computes them."""
-    config, model = trained.config, exported.load(trained.folder / Paths.models)
-    determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    view = model.view
-    world = World(rank=0, local_rank=0, size=1, device=torch.device(config.train.device))
-
-    def load(path: str) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        file, sha256 = originals.file(path)
-        size = view.packed_size
-        return images.square_and_size(file, size, config.split.max_pixels, view.grey, sha256, view.fit)
-
-    parts = []
-    for start in range(0, len(paths), MOST_IN_MEMORY):
-        some = paths[start : start + MOST_IN_MEMORY]
-        squares = list(threads.ordered_map(load, some, config.run.decoding_threads, "folds"))
-        image_store = ImageStore(torch.from_numpy(np.stack([pixels for pixels, _ in squares])), world.device)
-        sizes, rows = np.array([size for _, size in squares], np.int32), np.arange(len(some))
-        batch_size = config.evaluate.batch_size
-        parts.append(inference.predict_logits(model, image_store, sizes, rows, batch_size=batch_size, world=world))
-    return torch.from_numpy(np.concatenate(parts)), model.classes
-
-
-def summarize(label: str, validation_images: int, answers: Sequence[Answer], areas: Mapping[str, float]) -> Result:
+def summarize(label: str, validation_images: int, answers: Sequence[Answer], auroc: float) -> Result:
     """The result of these answers. An image that several models answered for counts once, with the mean of answers."""
     known = [answer for answer in answers if answer.is_known]
     others = [answer for answer in answers if not answer.is_known]
     repeats = Counter(answer.path for answer in known)
     accepted = sum(answer.accepted / repeats[answer.path] for answer in known)
     recognized = sum(not answer.accepted for answer in others)
-    return Result(
-        label,
-        validation_images,
-        metrics.share(accepted, len(repeats)),
-        metrics.share(recognized, len(others)),
-        dict(areas),
-    )
+    shares = metrics.share(accepted, len(repeats)), metrics.share(recognized, len(others))
+    return Result(label, validation_images, *shares, auroc)
 
 
-def write(source: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], commit: str) -> None:
+def area(answers: Sequence[Answer]) -> float:
+    """The AUROC of the highest probability, of the answers of one model."""
+    return metrics.auroc(*(np.array([getattr(one, name) for one in answers]) for name in ("probability", "is_known")))
+
+
+def write(runs: Study, parts: Sequence[tuple[int, Sequence[Answer]]]) -> None:
     """Write the summary, the table and the page into the project's folders, and print the figures.
 
-    `commit`: that of the work copies' code.
+    `parts`: of each model, as `ask` returns them.
     """
-    config = source.config
+    config = runs.source.config
     folder = Path(config.paths.metrics) / "unknown"
-    means = {name: sum(result.auroc[name] for result in results) / len(results) for name in SCORES}
-    total = summarize("", min(result.validation_images for result in results), answers, means)
+    results = [summarize(part[0].without, images, part, area(part)) for images, part in parts]
+    answers = [answer for _, part in parts for answer in part]
+    auroc = sum(result.auroc for result in results) / len(results)
+    total = summarize("", min(images for images, _ in parts), answers, auroc)
     files.write_csv(folder / TABLE, [field.name for field in fields(Answer)], map(astuple, answers))
     kinds = kinds_of_answers(answers)
     summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
-    files.write_json(folder / SUMMARY, summary | study.conditions(config, study.origin(source, commit)))
+    files.write_json(folder / SUMMARY, summary | study.conditions(config, runs))
     page = rendering.page(
-        "unknown.html.jinja", results=results, total=total, kinds=kinds, scores=SCORES, model=config.train.model,
-        album=study.album(source, [answer.path for _, part, _ in kinds for answer in part]),
+        "unknown.html.jinja", results=results, total=total, kinds=kinds, model=config.train.model,
+        album=study.album(runs.source, [answer.path for _, part, _ in kinds for answer in part]),
         coverage=config.evaluate.coverage,
     )  # fmt: skip
     home.write_page(config, PAGE, page)
@@ -214,5 +180,5 @@ def describe(result: Result) -> str:
         f"recognized as none: {recognized.share:.3f} ({recognized.low:.3f} to {recognized.high:.3f}, "
         f"{recognized.images:,} images); known classes accepted: {accepted.share:.3f} ({accepted.low:.3f} to "
         f"{accepted.high:.3f}, {accepted.images:,} images); "
-        f"AUROC {', '.join(f'{name} {area:.3f}' for name, area in result.auroc.items())}"
+        f"AUROC {result.auroc:.3f}"
     )
