@@ -10,7 +10,7 @@ from pipeline.base import files, locks
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.dataset import packed
-from pipeline.running import runs
+from pipeline.running import launch, runs
 from pipeline.running.runs import find_run
 from pipeline.versioning import identity
 from tests.conftest import change, on_cpu, read_params
@@ -56,16 +56,25 @@ def test_a_run_with_the_same_digits_is_another_run(config: Params) -> None:
 
 
 def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest.CaptureFixture[str]) -> None:
-    """It may be a training, or a launcher of an evaluation under Slurm: the holder says what it does."""
-    for name in ("held", "free", "launch-1"):
-        Path("runs", name).mkdir(parents=True)
-        if name != "launch-1":
-            Path("runs", name, runs.FINGERPRINT).write_text(f"{DIGEST}\n")
+    """The holder says what it does."""
+    for name in ("held", "free"):
+        files.write_text(Path("runs", name, runs.FINGERPRINT), f"{DIGEST}\n")
     Path("runs/photos").mkdir()  # no run: somebody else's
     with locks.hold(Path("runs/held"), "does what it says"):
         runs.clean(config)
     assert sorted(folder.name for folder in Path("runs").iterdir()) == ["held", "photos"]
     assert f"runs/held: process {os.getpid()} does what it says" in capsys.readouterr().err
+
+
+def test_a_launcher_removes_the_notes_of_those_that_were_killed(config: Params) -> None:
+    """Not those of a launcher that lives, or that has not taken its lock yet. Its own notes are gone at its end."""
+    for name in ("launch-killed", "launch-lives"):
+        with locks.hold(Path("runs", name), "waits"):
+            pass
+    Path("runs/launch-begins").mkdir()
+    with locks.hold(Path("runs/launch-lives"), "waits"):
+        launch.with_restarts(("this", "--help"), config.run, Path("runs"))
+    assert sorted(folder.name for folder in Path("runs").iterdir()) == ["launch-begins", "launch-lives"]
 
 
 def test_clean_runs_removes_what_nothing_would_resume(

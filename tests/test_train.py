@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
@@ -116,7 +115,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch whose loss is nan is not exported, whatever its accuracy. If there is no other, the last is refused."""
     config = params.parse(on_cpu(read_params(), train__export="best"))
-    job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
+    job = Job(config, cast(Dataset, None), ALONE, Run(tmp_path, ""))
     learner = state.make_learner(config, state.make_model(config, ("a", "b"), ALONE), {"a": 1, "b": 1}, ALONE)
     totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     losses = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])

@@ -26,22 +26,22 @@ ANSWER_SECONDS = 3
 
 
 @contextmanager
-def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[Store]:
-    """`process_group` with a store of its own: connects the processes first."""
-    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
-        yield store
+def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[None]:
+    """`process_group`, after the processes have met."""
+    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)):
+        yield
 
 
 @contextmanager
-def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
+def process_group(world: World, backend: Backend, timeout_seconds: int, store: Store) -> Iterator[None]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 
-    Yields a store of small values that all processes see. Rank 0 hosts it, so it survives the end of the launcher.
+    `store`: the one in which they have met (`rendezvous.connect_store`).
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if not has_launcher(os.environ):
-        yield launcher_store
+        yield
         return
     timeout, backend = timedelta(seconds=timeout_seconds), backend_for(world.device, backend)
     host, _ = rendezvous.address(os.environ)
@@ -50,7 +50,7 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
     rendezvous.check_interface(os.environ)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", launcher_store),
+        store=dist.PrefixStore("group", store),
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
@@ -58,16 +58,11 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
     )
     has_failed = False
     try:
-        if world.is_main:
-            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-            launcher_store.set("perennial/port", str(store.port))
-        else:
-            port = int(launcher_store.get("perennial/port"))
-            store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
-        peers = rendezvous.gather_messages(store, world, "process", f"(pid {os.getpid()}) on {os.uname().nodename}")
+        store.set(f"process/{world.rank}", f"(pid {os.getpid()}) on {os.uname().nodename}")
+        peers = [rendezvous.receive(store, world, f"process/{rank}", rank) for rank in range(world.size)]
         try:
-            yield store
-            dist.barrier()  # the store ends with rank 0, so no process may still need it
+            yield
+            dist.barrier()  # the store may end with rank 0, so no process may still need it
         except RuntimeError as error:
             if is_peer_failure(error):
                 leave(error, store, world, peers)
@@ -126,12 +121,12 @@ def leave(error: RuntimeError, store: Store, world: World, peers: Sequence[str])
 def silent_ranks(store: Store, world: World) -> list[int]:
     """The processes that do not answer. Every process whose exchange failed calls this, at about the same time.
 
-    Rank 0 hosts the store. If it is silent, a call of the store does not return, and rank 0 alone is named.
+    The store is on the node of rank 0. If that is silent, a call of the store does not return: rank 0 alone is named.
     """
     answered: list[int] = []
 
     def ask() -> None:
-        with suppress(RuntimeError):  # the store has ended with rank 0
+        with suppress(RuntimeError):  # the store has ended
             store.set(f"alive/{world.rank}", "")
             time.sleep(ANSWER_SECONDS)
             answered.extend(rank for rank in range(world.size) if store.check([f"alive/{rank}"]))

@@ -25,7 +25,6 @@ from pipeline.config.params import Params
 from pipeline.dataset import packed
 from pipeline.learning.world import World
 from pipeline.running import checkpoint, provenance
-from pipeline.running.exits import LAUNCH
 from pipeline.versioning import dvc_lock, identity, integrity
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
@@ -145,9 +144,7 @@ def clean(config: Params) -> int:
     if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
         current = identity.digest(identity.training_parts(config, packed.load(*inputs).digest))
     folders, freed_bytes = 0, 0
-    parent = Path(config.paths.runs)
-    notes = (Run(folder, "") for folder in parent.glob(f"{LAUNCH}*/"))  # of launchers under Slurm that were killed
-    for run in (*list_runs(parent), *notes):
+    for run in list_runs(Path(config.paths.runs)):
         if run.fingerprint == current and run.is_resumable():
             continue
         try:
