@@ -1,6 +1,5 @@
 """The display of a running training: a progress bar, one line per epoch, TensorBoard. No output of it is hashed."""
 
-import math
 import sys
 import time
 import warnings
@@ -8,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
@@ -26,7 +23,6 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
     from torch.utils.tensorboard import SummaryWriter
 
 GRID_IMAGES, GRID_COLUMNS = 16, 4
-PICTURE_SECONDS = 10  # the least time between two pictures of the confusion matrix
 
 
 class _NullWriter:
@@ -51,8 +47,6 @@ class Monitor:
         title, disable = _title(job, len(progress.history) + 1), None if is_main else True
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
-        self._drawn = -math.inf  # the time of the last picture
-        self._pending_picture: tuple[int, Tensor] | None = None  # step and predictions that no picture shows yet
         self._previous_sums = totals.sums.sum(0).tolist()
         self._first_step = self._step = first_step
         self._time = time.perf_counter()
@@ -91,15 +85,12 @@ class Monitor:
             self._writer.add_scalar(tag, value, reading.step)
         self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
-    def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
-        """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """Show one row of history.csv. Totals start at zero again."""
         if self._is_main:
             step = int(row["step"])
             self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
             self._writer.add_scalar("loss/val", row["val_loss"], step)
-            self._pending_picture = (step, predictions)
-            if time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
-                self._draw()
             tqdm.write(
                 f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
@@ -108,21 +99,9 @@ class Monitor:
             self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
         self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
 
-    def _draw(self) -> None:
-        """Write the confusion matrix of the last validation as a picture, once."""
-        if self._pending_picture is None:
-            return
-        (step, predictions), data = self._pending_picture, self._job.dataset.packed
-        counts = np.zeros((len(data.classes),) * 2, np.int64)
-        np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
-        self._writer.add_image("confusion/val", shares, step, dataformats="HW")
-        self._pending_picture, self._drawn = None, time.monotonic()
-
     def finish(self, row: Mapping[str, float]) -> None:
         """Write the figures of the exported epoch."""
         if self._is_main:
-            self._draw()
             for name in ("val_accuracy", "val_loss"):
                 self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
 

@@ -91,10 +91,10 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             )
             take(readings, is_shown)
             if epoch > 0:
-                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
+                end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 keep_weights(job, learner, len(progress.history))
                 digest.begin(learner, progress, world.device)
-                display.epoch(progress.history[-1], predictions)
+                display.epoch(progress.history[-1])
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
                 digest.join()
