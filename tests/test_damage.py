@@ -183,25 +183,6 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     assert before.items() <= everything(project).items()
 
 
-@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
-def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
-    """Outputs, objects, run cache and dvc.lock are empty, as a power cut soon after a run leaves them."""
-    before, hashes = everything(project), outs(project)
-    names = [path for path in hashes if path.startswith(("models/", "metrics/"))]
-    for path in [*names, "dvc.lock"]:
-        overwrite(project / path)
-    for md5 in {hashes[path] for path in names}:
-        overwrite(integrity.object_of(project / ".dvc/cache", md5))
-    for entry in (project / ".dvc/cache/runs").rglob("*"):
-        if entry.is_file():
-            overwrite(entry)
-    (project / ".dvc/cache/runs/00/00").mkdir(parents=True)
-    again = repro(project)
-    assert all(name in again.stderr for name in ("dvc.lock", f"{len(names)} outputs", ".dvc/cache/runs"))
-    assert "WARNING" not in again.stderr
-    assert everything(project) == before
-
-
 @pytest.mark.usefixtures("here")
 def test_a_cut_entry_of_the_run_cache_is_removed() -> None:
     """With its folder, if no other entry is in it: `dvc repro` fails at an empty one."""
