@@ -33,10 +33,11 @@ def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Itera
 
 
 @contextmanager
-def process_group(world: World, backend: Backend, timeout_seconds: int, store: Store) -> Iterator[None]:
+def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[None]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 
-    `store`: the one in which they have met (`rendezvous.connect_store`).
+    `launcher_store`: the one in which they have met. To ask who is silent they have one of their own, in rank 0: it
+    answers also if the launcher is stopped or has ended.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -50,7 +51,7 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, store: S
     rendezvous.check_interface(os.environ)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", store),
+        store=dist.PrefixStore("group", launcher_store),
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
@@ -58,11 +59,17 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, store: S
     )
     has_failed = False
     try:
+        if world.is_main:
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            launcher_store.set("perennial/port", str(store.port))
+        else:
+            port = int(launcher_store.get("perennial/port"))
+            store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
         store.set(f"process/{world.rank}", f"(pid {os.getpid()}) on {os.uname().nodename}")
         peers = [rendezvous.receive(store, world, f"process/{rank}", rank) for rank in range(world.size)]
         try:
             yield
-            dist.barrier()  # the store may end with rank 0, so no process may still need it
+            dist.barrier()  # the store ends with rank 0, so no process may still need it
         except RuntimeError as error:
             if is_peer_failure(error):
                 leave(error, store, world, peers)
@@ -121,12 +128,12 @@ def leave(error: RuntimeError, store: Store, world: World, peers: Sequence[str])
 def silent_ranks(store: Store, world: World) -> list[int]:
     """The processes that do not answer. Every process whose exchange failed calls this, at about the same time.
 
-    The store is on the node of rank 0. If that is silent, a call of the store does not return: rank 0 alone is named.
+    Rank 0 hosts the store. If it is silent, a call of the store does not return, and rank 0 alone is named.
     """
     answered: list[int] = []
 
     def ask() -> None:
-        with suppress(RuntimeError):  # the store has ended
+        with suppress(RuntimeError):  # the store has ended with rank 0
             store.set(f"alive/{world.rank}", "")
             time.sleep(ANSWER_SECONDS)
             answered.extend(rank for rank in range(world.size) if store.check([f"alive/{rank}"]))
