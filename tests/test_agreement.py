@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from pipeline.running import agreement, provenance
 from pipeline.running.agreement import Facts
 from pipeline.running.job import common_facts
 from pipeline.versioning import identity
-from tests.conftest import PROJECT, set_params
+from tests.conftest import set_params
 from tests.helpers.datasets import one_pixel
 from tests.helpers.nodes import TRAIN, nodes, start
 from tests.helpers.refusals import refuses
@@ -184,21 +183,3 @@ def test_torch_reads_the_variable_of_compiling() -> None:
     spec = util.find_spec("torch._inductor.config")
     assert spec is not None
     assert '"TORCHINDUCTOR_DETERMINISTIC"' in Path(str(spec.origin)).read_text()
-
-
-@pytest.mark.nightly("two to four starts of a training; make test compares each variable without one")
-def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
-    """Name and value are shown. Without the variable the training goes on."""
-    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    folder = small_world(tmp_path)
-    stop = [sys.executable, "-m", "tests.ranks.stop_at_once"]
-    fixed = {**environ, **environment.required_variables(1, deterministic=True), "PYTHONPATH": str(PROJECT)}
-    for command, env, status, message in (
-        (stop, fixed, 75, ""),
-        (TRAIN, {**environ, "MKL_CBWR": "COMPATIBLE"}, 1, "train: MKL_CBWR: "),  # of train.arithmetic
-        (TRAIN, {**environ, "MKL_NUM_STRIPES": "2"}, 1, "MKL_NUM_STRIPES"),
-        (TRAIN, environ, 0, "going on from step"),
-    ):
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        assert message in done.stderr

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed import HashStore
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
@@ -36,7 +35,7 @@ def job(folder: Path) -> Job:
     """A job of STEPS steps for saving and resuming, which need no images and no store."""
     config: Any = params.parse(change(on_cpu(read_params()), train__epochs=STEPS, train__batch_size=2))
     packed = SimpleNamespace(rows=lambda split: range(2))
-    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), Run(folder, OURS))
+    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, Run(folder, OURS))
 
 
 @pytest.fixture(scope="module")

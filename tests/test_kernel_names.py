@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from torch.autograd import DeviceType
-from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.base.errors import Kind
@@ -83,7 +82,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         config = params.load()
         data, this_run = check_inputs(config, ALONE, {})
         this_run.begin()
-        job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), this_run)
+        job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, this_run)
         with suppress(StopIteration):
             train.train(job, make_model(config, data.classes, ALONE))
         return job

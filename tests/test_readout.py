@@ -9,7 +9,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
-from torch.distributed import HashStore
 
 from pipeline.config import params
 from pipeline.learning import readout, schedule, state
@@ -57,7 +56,7 @@ def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tu
     config = params.load()
     data, run = check_inputs(config, ALONE, {})
     run.begin()
-    return Job(config, open_dataset(config, data, ALONE)[0], ALONE, HashStore(), run), data.classes
+    return Job(config, open_dataset(config, data, ALONE)[0], ALONE, run), data.classes
 
 
 def shown(job: Job) -> dict[str, list[tuple[int, float]]]:
@@ -129,7 +128,7 @@ def test_attempts_show_what_one_attempt_shows(tmp_path: Path, monkeypatch: pytes
 def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:
     """Nobody could go on from it. Delayed values do not show it yet when a checkpoint is due."""
     config = params.parse(on_cpu(read_params()))
-    job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
+    job = Job(config, cast(Dataset, None), ALONE, Run(tmp_path, ""))
     model = state.make_model(config, ("a", "b"), ALONE)
     learner, totals = state.make_learner(config, model, {"a": 1, "b": 1}, ALONE), Totals.zero(ALONE.device, 1)
     totals.broken_step.fill_(3)

@@ -9,14 +9,12 @@ import pytest
 from pipeline.base import files, locks
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.dataset import packed
-from pipeline.running import runs
+from pipeline.running import launch, runs
 from pipeline.running.runs import find_run
-from pipeline.versioning import identity
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import small_world
 
-DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight digits are the same
+DIGEST = "0123456789abcdef" * 4
 
 
 @pytest.fixture
@@ -45,27 +43,26 @@ def test_a_start_in_another_experiment_finds_the_same_run(config: Params, monkey
     assert find_run(config, DIGEST) == first
 
 
-def test_a_run_with_the_same_digits_is_another_run(config: Params) -> None:
-    """The whole fingerprint is compared; the name of the second run gets more digits."""
-    first = find_run(config, DIGEST)
-    first.begin()
-    second = find_run(config, TWIN)
-    assert second.folder == Path(f"runs/resnet18-fp32-single-{TWIN[:16]}")
-    second.begin()
-    assert (find_run(config, DIGEST), find_run(config, TWIN)) == (first, second)
-
-
 def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest.CaptureFixture[str]) -> None:
-    """It may be a training, or a launcher of an evaluation under Slurm: the holder says what it does."""
-    for name in ("held", "free", "launch-1"):
-        Path("runs", name).mkdir(parents=True)
-        if name != "launch-1":
-            Path("runs", name, runs.FINGERPRINT).write_text(f"{DIGEST}\n")
+    """The holder says what it does."""
+    for name in ("held", "free"):
+        files.write_text(Path("runs", name, runs.FINGERPRINT), f"{DIGEST}\n")
     Path("runs/photos").mkdir()  # no run: somebody else's
     with locks.hold(Path("runs/held"), "does what it says"):
         runs.clean(config)
     assert sorted(folder.name for folder in Path("runs").iterdir()) == ["held", "photos"]
     assert f"runs/held: process {os.getpid()} does what it says" in capsys.readouterr().err
+
+
+def test_a_launcher_removes_the_notes_of_those_that_were_killed(config: Params) -> None:
+    """Not those of a launcher that lives, or that has not taken its lock yet. Its own notes are gone at its end."""
+    for name in ("launch-killed", "launch-lives"):
+        with locks.hold(Path("runs", name), "waits"):
+            pass
+    Path("runs/launch-begins").mkdir()
+    with locks.hold(Path("runs/launch-lives"), "waits"):
+        launch.with_restarts(("this", "--help"), config.run, Path("runs"))
+    assert sorted(folder.name for folder in Path("runs").iterdir()) == ["launch-begins", "launch-lives"]
 
 
 def test_clean_runs_removes_what_nothing_would_resume(
@@ -74,8 +71,7 @@ def test_clean_runs_removes_what_nothing_would_resume(
     """Stale and finished folders, and it says how much that freed. What a start with these params resumes stays."""
     monkeypatch.chdir(small_world(tmp_path / "world"))
     config = params.load()
-    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    run = find_run(config, identity.digest(identity.training_parts(config, data.digest)))
+    run = runs.current(config)
     run.begin()
     run.checkpoint.touch()
     files.write_text(Path("runs/stale", runs.FINGERPRINT), "0" * 64)

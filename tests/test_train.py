@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
@@ -66,7 +65,7 @@ def test_a_run_leaves_what_it_promises(finished_run: Path) -> None:
 
 
 def test_tensorboard_shows_the_run(finished_run: Path) -> None:
-    """The scalars, the grid of training crops, the confusion matrices and the params can be read back."""
+    """The scalars, the grid of training crops and the params can be read back."""
     (board,) = finished_run.glob("runs/*")
     events = EventAccumulator(str(board), size_guidance={"images": 0})
     events.Reload()
@@ -75,8 +74,7 @@ def test_tensorboard_shows_the_run(finished_run: Path) -> None:
     assert [event.step for event in events.Scalars("loss/train")] == [2, 4, 6, 8, 9]
     history = [float(row["val_accuracy"]) for row in files.read_csv(finished_run / "metrics/history.csv")]
     assert [event.value for event in events.Scalars("accuracy/val")] == pytest.approx(history)
-    assert sorted(events.Tags()["images"]) == ["confusion/val", "crops"]
-    assert [event.step for event in events.Images("confusion/val")] == [4, 9]
+    assert events.Tags()["images"] == ["crops"]
     figures = json.loads((finished_run / "metrics/train.json").read_text())
     for name in ("val_accuracy", "val_loss"):
         assert [event.value for event in events.Scalars(f"exported/{name}")] == pytest.approx([figures[name]])
@@ -116,18 +114,17 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch whose loss is nan is not exported, whatever its accuracy. If there is no other, the last is refused."""
     config = params.parse(on_cpu(read_params(), train__export="best"))
-    job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
+    job = Job(config, cast(Dataset, None), ALONE, Run(tmp_path, ""))
     learner = state.make_learner(config, state.make_model(config, ("a", "b"), ALONE), {"a": 1, "b": 1}, ALONE)
     totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     losses = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])
-    predictions = torch.tensor([0, 1])
-    monkeypatch.setattr(validation, "validate", lambda job, learner: (*next(losses), predictions))
+    monkeypatch.setattr(validation, "validate", lambda job, learner: next(losses))
     rows = []
     for epoch in range(1, 5):
         totals.sums.fill_(1.0)
         nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
         (reading,) = Readout(ALONE).read(epoch, totals, is_late=False, stop=0, at_once=True)
-        assert validation.end_epoch(job, learner, totals, progress, 0.1, reading) is predictions
+        validation.end_epoch(job, learner, totals, progress, 0.1, reading)
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         rows.append((results.exported_row(config, progress)["epoch"], biases))
     assert rows == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]

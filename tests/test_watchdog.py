@@ -4,20 +4,16 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pipeline.config import params
 from pipeline.running import launchers
-from pipeline.running import watchdog as frozen_processes
 from pipeline.running.exits import ENDED_NOTE, FAILED
 from pipeline.running.group import run_process
-from pipeline.running.watchdog import Inactivity, Watch, has_ended, is_stopped
+from pipeline.running.watchdog import Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
 from tests.helpers.nodes import TRAIN, nodes
 from tests.helpers.nodes import start as start_node
@@ -101,7 +97,7 @@ def test_srun_is_not_waited_for_after_a_failure(note: str, tmp_path: Path, monke
     seconds = {1.5: 0, 1000: -signal.SIGKILL}
     for duration, status in seconds.items():
         with subprocess.Popen(["sleep", str(duration)]) as process:
-            watch = Watch(lambda pid=process.pid: {"srun": pid}, 1000, waits=False)  # type: ignore[misc]
+            watch = Watch(lambda pid=process.pid: {"srun": pid}, 1000, saves=False)  # type: ignore[misc]
             if status:
                 (tmp_path / note).touch()
                 with refuses((f"srun (pid {process.pid})", "failed")) as error:
@@ -138,33 +134,3 @@ def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path, l
     assert node.returncode == 1
     assert words[0] == f"launch: node 1 of 2 waits for the others at {address} (run.rendezvous), 5 s at most"
     assert words[1].startswith(f"launch: run.rendezvous: {address}: ")
-
-
-def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one whose child works. One that only waits is counted at every check, and killed after its time."""
-    sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    computing = "import time\nwhile True: time.sleep(0.1), sum(range(10**6))"
-    waiting = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {computing!r}])"
-    commands = (sleeper, *([sys.executable, "-c", code] for code in (computing, waiting)))
-    processes = [subprocess.Popen(command) for command in commands]
-    try:
-        wait_for(lambda: psutil.Process(processes[2].pid).children(), "no child")
-        inactivities = [Inactivity(process.pid) for process in processes]
-        most = [0, 0, 0]
-        while most[0] < 4:
-            time.sleep(1)
-            for number, inactivity in enumerate(inactivities):
-                inactivity.check_activity()
-                most[number] = max(most[number], inactivity.idle_checks)
-        assert max(most[1:]) < 3, most
-        monkeypatch.setattr(frozen_processes, "MARGIN_SECONDS", 1)
-        watch = Watch(lambda: {"a": processes[0].pid}, 1)
-        assert processes[0].wait() == -signal.SIGKILL
-        watch.close()
-        assert watch.faults["a"].key == f"a (pid {processes[0].pid})"
-    finally:
-        for process in processes:
-            for child in psutil.Process(process.pid).children() if process.poll() is None else []:
-                child.kill()
-            process.kill()
-            process.wait()

@@ -8,20 +8,15 @@ from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 
-def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], folder: Path) -> list[str]:
-    """Print the hash of each output of the stages in dvc.lock and in the rerun, and how the weights differ.
-
-    `folder`: that of the rerun. Returns the paths of the outputs whose hashes differ.
-    """
+def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str]) -> list[str]:
+    """Print the hash of each output of these stages in dvc.lock and in the rerun. Returns the paths that differ."""
     expected = dvc_lock.outputs(stage_hashes, stages)
     width = max(map(len, expected))
     print(f"\n{'output':{width}}  {'dvc.lock':36}  {'rerun':36}")
     for path, md5 in expected.items():
         actual = hashes.get(path, "none")
         print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
-    differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
-    print_tensor_differences(differing, folder)
-    return differing
+    return [path for path, md5 in expected.items() if md5 != hashes.get(path)]
 
 
 def read_hashes(expected: Hashes, folder: Path) -> Hashes:
@@ -32,12 +27,3 @@ def read_hashes(expected: Hashes, folder: Path) -> Hashes:
     with chdir(folder):
         outputs, _ = integrity.inspect_outputs(expected, {})
     return {output.path: output.actual for output in outputs if output.actual}
-
-
-def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:
-    """Print in how many tensors the weights among these outputs differ, if the files are here and in the work copy."""
-    for path in outputs:
-        if path.endswith(".safetensors") and Path(path).is_file() and (folder / path).is_file():
-            from pipeline.models import exported  # imports torch, which takes seconds
-
-            print(f"\n{path}: {exported.tensor_differences(Path(path), folder / path)}")

@@ -24,7 +24,6 @@ from pipeline.studies.store import Result, Study, Training
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import StageHashes
 
-MODEL = f"{Paths.models}/model.safetensors"
 REMEDY = "dvc pull brings it, perennial repro prepare weights makes it again"
 
 
@@ -88,17 +87,17 @@ def hardware_here(config: Params) -> dict[str, Any]:
     return provenance.hardware(world, config.train.threads, config.train.arithmetic)
 
 
-def make_study(reference: Reference, copies: Path, slots: Sequence[Slot], *outputs: str) -> Study:
+def make_study(reference: Reference, copies: Path, slots: Sequence[Slot]) -> Study:
     """The study of the seeds. Its source is a work copy of the commit, without inputs.
 
-    `copies`: the folder of the study. `outputs`: what a result has besides eval.json.
+    `copies`: the folder of the study.
     """
     config = reference.config
     # Which nodes a cluster takes, nobody knows before; a longer time limit is no other place.
     hardware = {"on": slurm.NAME} if reference.on else hardware_here(config)
     source = repetition.make_copy(copies / store.SOURCE, config, {})
     return Study(
-        "verify", source, copies / store.RUNS, slots, STAGES, (eval_file(config), *outputs),
+        "verify", source, copies / store.RUNS, slots, STAGES, (eval_file(config),),
         (*repetition.BY_FORCE, "--single-item"), {"versions": provenance.versions(), "hardware": hardware},
     )  # fmt: skip
 
@@ -157,11 +156,11 @@ def compare(count: int | None, jobs: int, on: str) -> int:
     check(reference)
     first, *others = reference.seeds(count or len(recorded_seeds))
     with store.study_folder("seeds", "verify") as copies:
-        study = make_study(reference, copies, runner.slots(config, 1, on), MODEL)
+        study = make_study(reference, copies, runner.slots(config, 1, on))
         results = results_of(study, reference, [first])
-        differing = comparison.compare(stage_hashes, results[first].hashes, STAGES, results[first].folder)
+        differing = comparison.compare(stage_hashes, results[first].hashes, STAGES)
         if differing:
-            results |= results_of(replace(study, slots=slots, outputs=study.outputs[:1]), reference, others)
+            results |= results_of(replace(study, slots=slots), reference, others)
     if not differing:
         print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
         return 0

@@ -120,7 +120,7 @@ def repeat(
             return DIFFERENT
         errors.raise_if_any(failures)
         hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
-        differing = comparison.compare(stage_hashes, hashes, stages, copy.folder)
+        differing = comparison.compare(stage_hashes, hashes, stages)
     result = f"differs: {', '.join(differing)}" if differing else f"every output is as {dvc_lock.LOCK} says"
     print(f"\nverify: {result}")
     if faults:

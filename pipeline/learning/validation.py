@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.learning import collectives, inference, schedule
 from pipeline.learning.loop import Learner, Totals
@@ -14,8 +14,8 @@ from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 
 
-def validate(task: Task, learner: Learner) -> tuple[float, float, Tensor]:
-    """The mean loss (without label smoothing) and the accuracy over the validation split, in float64; the predictions.
+def validate(task: Task, learner: Learner) -> tuple[float, float]:
+    """The mean loss (without label smoothing) and the accuracy over the validation split, in float64.
 
     They are those of the weights that would be exported: with `train.export: ema`, of the moving average.
     """
@@ -30,23 +30,21 @@ def validate(task: Task, learner: Learner) -> tuple[float, float, Tensor]:
     learner.precision.weights_changed()
     labels = torch.from_numpy(data.labels[rows])
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum").item() / len(rows)
-    predictions = logits.argmax(1)
-    return loss, int((predictions == labels).sum()) / len(rows), predictions
+    return loss, int((logits.argmax(1) == labels).sum()) / len(rows)
 
 
 def end_epoch(
     task: Task, learner: Learner, totals: Totals, progress: Progress, learning_rate: float, reading: Reading
-) -> Tensor:
+) -> None:
     """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero.
 
-    `reading`: the values at the epoch's last step. Returns the predicted class of each validation image, int64 [n].
+    `reading`: the values at the epoch's last step.
     """
     settings, epoch = task.config.train, len(progress.history) + 1
     loss, correct, images = reading.of_all
-    val_loss, val_accuracy, predictions = validate(task, learner)
+    val_loss, val_accuracy = validate(task, learner)
     row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy, "")
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
     if settings.export == "best" and schedule.best_epoch(progress.history) == epoch:
         progress.best_weights = export_weights(learner, settings)
     totals.sums.zero_()
-    return predictions

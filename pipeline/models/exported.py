@@ -102,29 +102,3 @@ class Normalizing(nn.Module):
 def with_normalization(net: nn.Module, normalization: Normalization) -> nn.Module:
     """The model for pixels of 0 to 255."""
     return nn.Sequential(OrderedDict(normalization=Normalizing(normalization), net=net)).eval()
-
-
-def tensor_differences(first: Path, second: Path) -> str:
-    """A sentence on two files of weights: how many tensors differ, and the largest difference."""
-
-    def as_bytes(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1).view(torch.uint8)
-
-    try:
-        tensors, others = safetensors.torch.load_file(first), safetensors.torch.load_file(second)
-    except SafetensorError as error:
-        return f"cannot be compared: {error}"
-    names = tensors.keys() | others.keys()
-    comparable = {
-        name
-        for name in tensors.keys() & others.keys()
-        if (tensors[name].shape, tensors[name].dtype) == (others[name].shape, others[name].dtype)
-    }
-    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(tensors[n]), as_bytes(others[n])))
-    sentence = f"{len(unequal)} of {len(names)} tensors differ"
-    if unequal:
-        largest, name = max(((tensors[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
-        sentence += f", by at most {largest:.3g} ({name})"
-    if rest := len(names) - len(comparable):
-        sentence += f"; {rest} have another shape or dtype, or are in one file only"
-    return sentence

@@ -45,13 +45,9 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
     if run.checkpoint_copy == NONE or run.node_rank > 0:
         yield
         return
-    # They take seconds, and most trainings have no copies.
-    from pipeline.dataset import packed
-    from pipeline.running import runs
-    from pipeline.versioning import identity
+    from pipeline.running import runs  # takes seconds, and most trainings have no copies
 
-    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    this_run = runs.find_run(config, identity.digest(identity.training_parts(config, data.digest)))
+    this_run = runs.current(config)
     place = Place(run.checkpoint_copy, this_run)
     if this_run.is_recorded():  # a forced start: the training begins anew, and removes the checkpoint that is here
         place.clear()

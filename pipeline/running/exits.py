@@ -5,6 +5,5 @@ import signal
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each asks a run to save and stop
 GRACE_SECONDS = 25  # from the first reason to stop to the end, even if a call hangs; torchrun kills after 30
 ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # variable: the path of the file with the rank of the process that ended first
-LAUNCH = "launch-"  # the begin of the name of a folder with the notes of a launcher
 FAILED = "-failed"  # suffix of that path: an empty file, after a process has failed by itself
 PEER_DIED = 76  # exit status of a process that exits because another one died

@@ -26,22 +26,23 @@ ANSWER_SECONDS = 3
 
 
 @contextmanager
-def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[Store]:
-    """`process_group` with a store of its own: connects the processes first."""
-    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
-        yield store
+def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[None]:
+    """`process_group`, after the processes have met."""
+    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)):
+        yield
 
 
 @contextmanager
-def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
+def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[None]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 
-    Yields a store of small values that all processes see. Rank 0 hosts it, so it survives the end of the launcher.
+    `launcher_store`: the one in which they have met. To ask who is silent they have one of their own, in rank 0: it
+    answers also if the launcher is stopped or has ended.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if not has_launcher(os.environ):
-        yield launcher_store
+        yield
         return
     timeout, backend = timedelta(seconds=timeout_seconds), backend_for(world.device, backend)
     host, _ = rendezvous.address(os.environ)
@@ -64,9 +65,10 @@ def process_group(world: World, backend: Backend, timeout_seconds: int, launcher
         else:
             port = int(launcher_store.get("perennial/port"))
             store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
-        peers = rendezvous.gather_messages(store, world, "process", f"(pid {os.getpid()}) on {os.uname().nodename}")
+        store.set(f"process/{world.rank}", f"(pid {os.getpid()}) on {os.uname().nodename}")
+        peers = [rendezvous.receive(store, world, f"process/{rank}", rank) for rank in range(world.size)]
         try:
-            yield store
+            yield
             dist.barrier()  # the store ends with rank 0, so no process may still need it
         except RuntimeError as error:
             if is_peer_failure(error):

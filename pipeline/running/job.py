@@ -13,7 +13,6 @@ from pipeline.running import pixels, provenance, runs
 from pipeline.running.agreement import Facts
 from pipeline.running.claim import NO_CLAIM, Claim
 from pipeline.running.kernel_names import Kernels
-from pipeline.running.rendezvous import Store
 from pipeline.running.runs import Run
 from pipeline.versioning import identity
 
@@ -22,7 +21,6 @@ from pipeline.versioning import identity
 class Job(Task):
     """A task with what runs it, and decides no byte. Nothing in it changes but `kernels`, which resume.py fills."""
 
-    store: Store  # of small values, which all processes see
     run: Run
     claim: Claim = NO_CLAIM
     kernels: Kernels = field(default_factory=dict)  # of the first steps of all starts; empty on a CPU

@@ -9,19 +9,20 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from pipeline.base import errors, locks
+from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.checks import machine, validity
 from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import checkpoint_copy, frame, launchers, variables
-from pipeline.running.exits import ENDED_NOTE, LAUNCH
+from pipeline.running.exits import ENDED_NOTE
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
+LAUNCH = "launch-"  # the begin of the name of a folder with the notes of a launcher, in paths.runs
 TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # variables of a process that torchrun has started
 
 
@@ -29,14 +30,13 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
     """Start the processes; after a failure start them again, at most `run.max_restarts` times.
 
     There is no restart after a signal to stop, or if a node is lost. Raises UserError for the last failure, and Stopped
-    if the processes leave a note that they were asked to stop. Under Slurm the notes are in `runs`: all nodes see it.
+    if the processes leave a note that they were asked to stop. The notes are in `runs`, which all nodes of Slurm see.
     """
-    place = runs if run.launcher == "slurm" else None
-    if place:
-        place.mkdir(parents=True, exist_ok=True)
+    runs.mkdir(parents=True, exist_ok=True)
+    remove_notes(runs)
     with (
-        tempfile.TemporaryDirectory(prefix=LAUNCH, dir=place, ignore_cleanup_errors=True) as folder,
-        locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
+        tempfile.TemporaryDirectory(prefix=LAUNCH, dir=runs, ignore_cleanup_errors=True) as folder,
+        locks.hold(Path(folder), "waits for its processes here"),
     ):
         stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
@@ -61,6 +61,13 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)
         if stop_note.exists():
             raise Stopped(stop_note.read_text())
+
+
+def remove_notes(runs: Path) -> None:
+    """Remove the folders of launchers that were killed: nobody holds their lock, which each takes before all else."""
+    for holder in runs.glob(f"{LAUNCH}*/holder"):
+        with suppress(UserError), locks.hold(holder.parent, "is removing this folder"):
+            files.remove(holder.parent)
 
 
 def check_apex(settings: Train) -> None:

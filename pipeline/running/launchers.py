@@ -2,7 +2,7 @@
 
 torchrun and `spawn` set the same variables in every process (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 and find a free port. Slurm sets its own (see world.py and rendezvous.py). Each launcher forwards the signals that it
-receives to its processes, and ends inactive processes (`supervise`).
+receives to its processes, and ends stopped processes (`supervise`).
 
 Only torchrun and `spawn` need torch, whose import takes two seconds. A single process needs neither (`alone`).
 """
@@ -155,7 +155,7 @@ def slurm(command: Sequence[str], run: Run) -> None:
         raise UserError(Fault("run.launcher", "slurm", "machine", "no Slurm job, or no srun", remedy=remedy))
     with (
         subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", *command]) as process,
-        supervise(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
+        supervise(lambda: {"srun": process.pid}, run.timeout_seconds, saves=False) as watch,
     ):
         code = _wait_for_srun(process, watch)
     if code:
@@ -229,15 +229,15 @@ def _exit_fault(process: str, code: int) -> Fault:
 
 
 @contextmanager
-def supervise(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
-    """In the block, inactive processes of `pids()` (process ids by name) are ended, and SIGNALS are forwarded to them.
+def supervise(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, saves: bool = True) -> Iterator[Watch]:
+    """In the block, stopped processes of `pids()` (process ids by name) are ended, and SIGNALS are forwarded to them.
 
     The launcher ends when they end. A signal before there are any ends the launcher; a signal right after they have
     stopped is ignored. Each signal is forwarded once: when DVC is terminated, a second one follows, and would meet
     processes that are saving. A second one kills the processes that are stopped. Ctrl-Z stops the processes too,
-    because torchrun's are not in the terminal's job. `waits`: see Watch.
+    because torchrun's are not in the terminal's job. `saves`: see Watch.
     """
-    watch = Watch(pids, timeout_seconds, waits)
+    watch = Watch(pids, timeout_seconds, saves)
 
     def forward(number: int, _: FrameType | None) -> None:
         if not pids():

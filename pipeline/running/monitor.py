@@ -1,16 +1,13 @@
 """The display of a running training: a progress bar, one line per epoch, TensorBoard. No output of it is hashed."""
 
-import math
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
@@ -26,43 +23,39 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
     from torch.utils.tensorboard import SummaryWriter
 
 GRID_IMAGES, GRID_COLUMNS = 16, 4
-PICTURE_SECONDS = 10  # the least time between two pictures of the confusion matrix
 
 
-class _NullWriter:
-    """A TensorBoard writer that writes nothing, for all processes but rank 0."""
+class _Nothing:
+    """The display of all processes but rank 0: each of its functions does nothing."""
 
     def __getattr__(self, _: str) -> Any:
         return lambda *_, **__: None
 
 
 class Monitor:
-    """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
+    """Shows steps and epochs, on rank 0."""
 
     def __init__(self, job: Job, progress: Progress, steps: int, totals: Totals) -> None:
         """The events go to the run's board. They replace events that earlier attempts wrote after this progress.
 
         `totals`: of the epoch that goes on.
         """
-        is_main, first_step = job.world.is_main, progress.step
+        first_step = progress.step
         # The values of the last step before were written with its own number; without a step nothing stays.
         purge = first_step + 1 if first_step else 0
-        self._writer: Any = SummaryWriter(str(job.run.folder), purge_step=purge) if is_main else _NullWriter()
-        title, disable = _title(job, len(progress.history) + 1), None if is_main else True
-        self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
-        self._is_main, self._job = is_main, job
-        self._drawn = -math.inf  # the time of the last picture
-        self._pending_picture: tuple[int, Tensor] | None = None  # step and predictions that no picture shows yet
+        self._writer: Any = SummaryWriter(str(job.run.folder), purge_step=purge)
+        title = _title(job, len(progress.history) + 1)
+        self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=None)
+        self._job = job
         self._previous_sums = totals.sums.sum(0).tolist()
         self._first_step = self._step = first_step
         self._time = time.perf_counter()
-        if is_main:
-            text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
-            self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
+        text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
+        self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
 
     def images(self, batch: Batch) -> None:
         """Write the first training crops of this attempt to TensorBoard."""
-        if self._is_main and batch.step == self._first_step:
+        if batch.step == self._first_step:
             images = batch.images[:GRID_IMAGES].float()
             normal = self._job.dataset.normalization
             mean, std = (images.new_tensor(values)[:, None, None] for values in (normal.mean, normal.std))
@@ -75,8 +68,6 @@ class Monitor:
 
     def reading(self, reading: Reading, learning_rate: float) -> None:
         """Write values of the training, at the step that they belong to. The learning rate is that step's."""
-        if not self._is_main:
-            return
         sums, now = [reading.loss, reading.correct, reading.images], time.perf_counter()
         loss, correct, images = (new - old for new, old in zip(sums, self._previous_sums, strict=True))
         rate = (reading.step - self._step) * self._job.config.train.batch_size / (now - self._time)
@@ -91,40 +82,23 @@ class Monitor:
             self._writer.add_scalar(tag, value, reading.step)
         self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
-    def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
-        """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
-        if self._is_main:
-            step = int(row["step"])
-            self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
-            self._writer.add_scalar("loss/val", row["val_loss"], step)
-            self._pending_picture = (step, predictions)
-            if time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
-                self._draw()
-            tqdm.write(
-                f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
-                f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
-                file=sys.stderr,
-            )
-            self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """Show one row of history.csv. Totals start at zero again."""
+        step = int(row["step"])
+        self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
+        self._writer.add_scalar("loss/val", row["val_loss"], step)
+        tqdm.write(
+            f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
+            f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
+            file=sys.stderr,
+        )
+        self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
         self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
-
-    def _draw(self) -> None:
-        """Write the confusion matrix of the last validation as a picture, once."""
-        if self._pending_picture is None:
-            return
-        (step, predictions), data = self._pending_picture, self._job.dataset.packed
-        counts = np.zeros((len(data.classes),) * 2, np.int64)
-        np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
-        self._writer.add_image("confusion/val", shares, step, dataformats="HW")
-        self._pending_picture, self._drawn = None, time.monotonic()
 
     def finish(self, row: Mapping[str, float]) -> None:
         """Write the figures of the exported epoch."""
-        if self._is_main:
-            self._draw()
-            for name in ("val_accuracy", "val_loss"):
-                self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
+        for name in ("val_accuracy", "val_loss"):
+            self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
 
     def flush(self) -> None:
         """Write the events to the disk."""
@@ -144,9 +118,9 @@ def _title(job: Job, epoch: int) -> str:
 
 @contextmanager
 def open_monitor(job: Job, progress: Progress, steps: int, totals: Totals) -> Iterator[Monitor]:
-    """A Monitor that is closed when the block ends."""
-    monitor = Monitor(job, progress, steps, totals)
-    try:
+    """A Monitor that is closed when the block ends; on all processes but rank 0 one that shows nothing."""
+    if not job.world.is_main:
+        yield cast(Monitor, _Nothing())
+        return
+    with closing(Monitor(job, progress, steps, totals)) as monitor:
         yield monitor
-    finally:
-        monitor.close()

@@ -1,21 +1,18 @@
 """How the launchers of several nodes meet at run.rendezvous, one launcher per node."""
 
 import os
-import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError, TCPStore
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
-from pipeline.running.exits import ENDED_NOTE
 from pipeline.running.rendezvous import first_line
 from pipeline.running.watchdog import Watch
 
@@ -47,7 +44,6 @@ def limit_wait(watch: Watch, run: Run) -> Iterator[None]:
             return
         fault = rendezvous_fault(run, f"the nodes did not meet there within {seconds} s (run.timeout_seconds)")
         print(f"launch: {fault}", file=sys.stderr, flush=True)
-        shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
         os._exit(1)
 
     timer = threading.Timer(seconds + 5, give_up)  # torch gives up after `seconds`, if at all

@@ -2,10 +2,12 @@
 
 import hashlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from pipeline.base import files, schema
+from pipeline.base import linux, schema
 from pipeline.base.errors import damaged
 from pipeline.config.params import STREAM, Params
 from pipeline.dataset import packed
@@ -13,7 +15,6 @@ from pipeline.dataset.packed import Packed
 from pipeline.versioning import integrity
 
 LARGE = 4e9  # bytes; before more are read, a message is printed
-MEMORY = files.TEMPORARY / "packed.json"  # the digests of the shards, by their inode, size and times
 
 
 def open_for(config: Params, compares: bool) -> Packed:
@@ -31,24 +32,24 @@ def open_for(config: Params, compares: bool) -> Packed:
 def check_pixels(data: Packed) -> None:
     """Raise UserError if an image has another SHA-256 than images.sha256 says, or that file than digest.json says.
 
-    A shard is read once, and again after a change of its time or size. None is read if this start of the program has
-    compared the folder with dvc.lock.
+    None is read if this start of the program has compared the folder with dvc.lock.
     """
     folder, remedy = data.folder, schema.checkout(data.folder)
     if integrity.is_compared(folder):
         return
     if data.images.nbytes > LARGE:
         print(
-            f"{folder}: comparing {data.images.nbytes / 1e9:.0f} GB with {folder / packed.HASHES}, if it has changed "
-            f"since the last time; if other processes do not wait so long, raise run.timeout_seconds",
+            f"{folder}: comparing {data.images.nbytes / 1e9:.0f} GB with {folder / packed.HASHES}; "
+            f"if other processes do not wait so long, raise run.timeout_seconds",
             file=sys.stderr,
         )
     with schema.reading(folder / packed.HASHES, remedy):
         expected = iter(packed.hashes_of((folder / packed.HASHES).read_bytes(), data.content))
     shards, image_bytes = data.content.shards(), data.content.image_bytes
     paths = [folder / name for name in shards]
-    actual = integrity.hash_once(paths, MEMORY, lambda name: _digest_of_hashes(Path(name), image_bytes))
-    for path, count, digest in zip(paths, shards.values(), actual, strict=True):
+    with ThreadPoolExecutor(linux.usable_cores()) as pool:
+        digests = [*pool.map(partial(_digest_of_hashes, image_bytes=image_bytes), paths)]
+    for path, count, digest in zip(paths, shards.values(), digests, strict=True):
         if digest != hashlib.sha256(b"".join(row.tobytes() for row in islice(expected, count))).hexdigest():
             raise damaged(path, f"an image has another SHA-256 than {folder / packed.HASHES} says", remedy)
 

@@ -150,15 +150,15 @@ def connect_store(world: World, timeout_seconds: int) -> Store:
 def gather_messages(store: Store, world: World, name: str, text: str) -> list[str]:
     """The texts of all processes under a name, by rank. Raises UserError that names a process without one in time."""
     store.set(f"{name}/{world.rank}", text)
-    messages = [_receive(store, world, f"{name}/{rank}", rank) for rank in range(world.size)]
+    messages = [receive(store, world, f"{name}/{rank}", rank) for rank in range(world.size)]
     store.set(f"{name}/read/{world.rank}", "")
     if world.is_main:  # the store may be in this process, so it waits until all others have read
         for rank in range(world.size):
-            _receive(store, world, f"{name}/read/{rank}", rank)
+            receive(store, world, f"{name}/read/{rank}", rank)
     return messages
 
 
-def _receive(store: Store, world: World, key: str, rank: int) -> str:
+def receive(store: Store, world: World, key: str, rank: int) -> str:
     """The text of process `rank` under a key. Raises UserError if there is none in time."""
     try:
         return str(store.get(key).decode())

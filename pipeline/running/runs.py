@@ -25,11 +25,10 @@ from pipeline.config.params import Params
 from pipeline.dataset import packed
 from pipeline.learning.world import World
 from pipeline.running import checkpoint, provenance
-from pipeline.running.exits import LAUNCH
 from pipeline.versioning import dvc_lock, identity, integrity
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
-DIGITS = (8, 16, 64)  # of the fingerprint in a folder's name: more only if another run has the same ones
+DIGITS = 8  # of the fingerprint in a folder's name
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,14 @@ def list_runs(parent: Path) -> list[Run]:
 def find_run(config: Params, fingerprint: str) -> Run:
     """The run with this fingerprint: the existing one, or a new one, without a folder yet."""
     parent = Path(config.paths.runs)
-    for run in list_runs(parent):
-        if run.fingerprint == fingerprint:
-            return run
-    names = [parent / _name(config, fingerprint[:digits]) for digits in DIGITS]
-    return Run(next(name for name in names if not _read_fingerprint(name)), fingerprint)
+    same = (run for run in list_runs(parent) if run.fingerprint == fingerprint)
+    return next(same, Run(parent / _name(config, fingerprint[:DIGITS]), fingerprint))
+
+
+def current(config: Params) -> Run:
+    """The run of these params and of the inputs in this folder. Raises UserError if an input is missing or damaged."""
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    return find_run(config, identity.digest(identity.training_parts(config, data.digest)))
 
 
 def _name(config: Params, digits: str) -> str:
@@ -141,14 +143,11 @@ def _read_fingerprint(folder: Path) -> str:
 def clean(config: Params) -> int:
     """Remove the runs that no start with these params resumes and no living process holds; 0."""
     inputs = (Path(config.paths.packed), Path(config.paths.split))
-    current = "none"  # nothing is packed, so nothing can be resumed
-    if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
-        current = identity.digest(identity.training_parts(config, packed.load(*inputs).digest))
+    # Where nothing is packed, nothing can be resumed. A damaged input is an error: the current run is then unknown.
+    resumed = current(config).fingerprint if all(path.exists() for path in inputs) else ""
     folders, freed_bytes = 0, 0
-    parent = Path(config.paths.runs)
-    notes = (Run(folder, "") for folder in parent.glob(f"{LAUNCH}*/"))  # of launchers under Slurm that were killed
-    for run in (*list_runs(parent), *notes):
-        if run.fingerprint == current and run.is_resumable():
+    for run in list_runs(Path(config.paths.runs)):
+        if run.fingerprint == resumed and run.is_resumable():
             continue
         try:
             with locks.hold(run.folder, "is removing this run"):

@@ -91,10 +91,10 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             )
             take(readings, is_shown)
             if epoch > 0:
-                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
+                end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 keep_weights(job, learner, len(progress.history))
                 digest.begin(learner, progress, world.device)
-                display.epoch(progress.history[-1], predictions)
+                display.epoch(progress.history[-1])
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
                 digest.join()
@@ -141,14 +141,14 @@ def run(config: Params) -> None:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
                 stack.enter_context(this_run.lock())
-        store = stack.enter_context(group.process_group(world, settings.backend, timeout, meeting))
+        stack.enter_context(group.process_group(world, settings.backend, timeout, meeting))
         if world.is_main:
             this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         config = own.pinned(config)
         dataset, where = open_dataset(config, data, world)
-        job = Job(config, dataset, world, store, this_run, claim.read(world.is_main))
+        job = Job(config, dataset, world, this_run, claim.read(world.is_main))
         model = make_model(config, data.classes, world)
         if world.is_main:
             print(f"train: the packed images are kept in: {where}", file=sys.stderr)

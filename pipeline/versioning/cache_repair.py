@@ -31,7 +31,6 @@ NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two m
 LARGE = 4e9  # bytes to read; from this size on, a message comes first
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 REMADE = "DVC restores what dvc.lock names from its cache, or makes it again"
-MOST_NAMED = 5  # outputs
 SYNCED = programs.TEMPORARY / "synced"  # a time in nanoseconds, by the clock of the cache's disk
 DURING = Fault(
     "the files above", "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again"
@@ -128,18 +127,14 @@ def _remove_compiled() -> list[str]:
 
 
 def _touch_changed_files(outputs: list[Output], cache: Path) -> list[str]:
-    """Update the mtime of the changed files of outputs, so that DVC hashes them again. Returns sentences about them."""
-    sentences = []
-    for output in outputs:
-        changed = integrity.changed_files(output, integrity.expected_files(output, cache))
-        for path in changed:
-            with suppress(FileNotFoundError):
-                os.utime(path)
-        inside = "" if changed == [output.path] else f" of {output.path}"
-        sentences.append(f"{in_words(changed)}: not what dvc.lock says{inside}: {REMADE}")
-    if len(outputs) > MOST_NAMED:  # as after a checkout of another commit
-        return [f"{len(outputs)} outputs, such as {outputs[0].path}: not what dvc.lock says: {REMADE}"]
-    return sentences
+    """Update the mtime of the changed files of outputs, so that DVC hashes them again. Returns what is said of them."""
+    changed = [
+        path for output in outputs for path in integrity.changed_files(output, integrity.expected_files(output, cache))
+    ]
+    for path in changed:
+        with suppress(FileNotFoundError):
+            os.utime(path)
+    return [f"{in_words(changed)}: not what dvc.lock says: {REMADE}"] if changed else []
 
 
 def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> list[str]:

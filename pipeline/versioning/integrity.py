@@ -14,9 +14,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -69,8 +68,8 @@ def _md5(path: str) -> str:
         return ""
 
 
-def hash_files(paths: Iterable[str], memory: Hashed, digest: Callable[[str], str] = _md5) -> Hashed:
-    """Digest, inode, size and times of the files that exist. Files that are as in `memory` are not read again."""
+def hash_files(paths: Iterable[str], memory: Hashed) -> Hashed:
+    """MD5, inode, size and times of the files that exist. Files that are as in `memory` are not read again."""
     known, unknown = {}, {}
     for path in paths:
         try:
@@ -83,29 +82,14 @@ def hash_files(paths: Iterable[str], memory: Hashed, digest: Callable[[str], str
         else:
             unknown[path] = facts
     with ThreadPoolExecutor(linux.usable_cores()) as pool:
-        hashes = pool.map(digest, unknown)
+        hashes = pool.map(_md5, unknown)
         return known | {path: [value, *facts] for (path, facts), value in zip(unknown.items(), hashes, strict=True)}
 
 
-def hash_once(paths: Iterable[Path], memory: Path, digest: Callable[[str], str]) -> list[str]:
-    """The digest of each file. A file is read only if it is not as in the file `memory`, which then remembers it."""
-    names, before = [str(path) for path in paths], load_memory(memory)
-    now = hash_files(names, before, digest)
-    if now != before:
-        with suppress(OSError):  # a disk that is full or read-only: the next start reads the files again
-            for name in (name for name, entry in now.items() if entry != before.get(name)):
-                with Path(name).open("rb") as content:  # see save_memory
-                    os.fsync(content.fileno())
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            # In place, because two starts may write it at the same time. A cut file counts as an empty one.
-            memory.write_text(json.dumps(now), encoding="utf-8")
-    return [str(now[name][0]) for name in names]
-
-
-def load_memory(path: Path = MEMORY) -> Hashed:
-    """The content of MEMORY, or of another such file; empty if the file is missing or damaged."""
+def load_memory() -> Hashed:
+    """The content of MEMORY; empty if the file is missing or damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(MEMORY.read_bytes())
         return {str(path): list(entry) for path, entry in content.items() if len(entry) == 5}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
