@@ -1,8 +1,6 @@
 """Pretrained weights of the lock; the features of each image once; a head that is solved from them."""
 
-import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -21,15 +19,13 @@ from pipeline.dataset import packed
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.learning import inference
-from pipeline.learning.environment import required_variables
 from pipeline.loader import storage
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import with_normalization
-from pipeline.running import launchers
-from tests.conftest import read_params, set_params
+from tests.conftest import set_params
 from tests.helpers import starts
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, gone, outputs, small_world, start, wait_for
+from tests.helpers.trainings import ALONE, ends, fork_ranks, messages, outputs, small_world, wait_for
 
 LITE0 = "timm/tf_efficientnet_lite0"
 DAISY = 985  # of ImageNet-1k
@@ -79,15 +75,11 @@ def test_another_file_in_the_package_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def run(folder: Path, *stages: str) -> None:
     """The stages in forked processes, without their launchers."""
-    processes = read_params(folder / "params.yaml")["run"]["processes"]
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environ = {**os.environ, **required_variables(1, True), **(launchers.ALONE if processes == 1 else {})}
     for stage in stages:
-        words = ["-m", "pipeline", stage]
-        if stage != "weights":
-            words = [*(several if processes > 1 else []), "-m", "pipeline", "rank", stage]
-        done = starts.run([sys.executable, *words], cwd=folder, env=environ)
-        assert done.returncode == 0, done.stderr
+        if stage == "weights":
+            starts.run([sys.executable, "-m", "pipeline", stage], cwd=folder, check=True)
+        else:
+            assert set(ends(fork_ranks(folder, stage))) == {0}, messages(folder)
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +91,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill(folder: Path, stage: str, sign: str) -> None:
-    """Start a stage, and kill it when a file of this pattern is there."""
-    launcher = start(folder, stage)
-    wait_for(lambda: list(folder.glob(sign)) or launcher.poll() is not None, f"no {sign}")
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.wait(600)
-    wait_for(lambda: gone(folder), "orphans")
+    """Begin a stage, and kill its processes when a file of this pattern is there."""
+    processes = fork_ranks(folder, stage)
+    wait_for(lambda: list(folder.glob(sign)) or processes[0].exitcode is not None, f"no {sign}")
+    for process in processes:
+        process.kill()
+    ends(processes)
 
 
-@pytest.mark.slow("a real start of two processes with timm; make test solves the equations")
 def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> None:
     """With two processes: the bits of one, and a finished part is not computed again."""
     folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": 2})

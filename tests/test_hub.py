@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from pipeline.evaluation import onnx_export
 from pipeline.models import exported, hub, network
 from pipeline.models.description import Description, View
 from tests.conftest import PROJECT
+from tests.helpers import starts
 
 CLASSES = ("daisy", "rose", "tulip é")
 TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -149,11 +149,11 @@ RUN_ALL = "import json, sys\nfor code in json.loads(sys.argv[1]): exec(code, {})
 
 
 @needs_transformers
-@pytest.mark.slow("imports torch and other libraries for seconds; make test has their models in this process")
+@pytest.mark.slow("imports libraries for seconds; make test has their models in this process")
 def test_the_lines_of_the_documentation_run(folder: Path) -> None:
     """In a process and a folder without this project, they print the class. All of them print the same one."""
     command = [sys.executable, "-c", RUN_ALL, json.dumps([code for _, code in WAYS])]
-    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False)
+    done = starts.run(command, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "daisy\n" * 4, WAYS
 

@@ -68,7 +68,7 @@ def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3, *,
 TORCHRUN, SPAWN = {"run__launcher": "torchrun"}, {"run__launcher": "spawn"}
 RESTARTED = {**TORCHRUN, "run__max_restarts": 3}
 # What happens to one run, in turn: changed params, who gets a signal, and which.
-STRIKES = [(RESTARTED, "launcher", "USR1"), (SPAWN, "launcher", "KILL")]
+STRIKES = [({**SPAWN, "run__max_restarts": 3}, "launcher", "USR1")]
 MORE = [(RESTARTED, "rank 1", "TERM"), (TORCHRUN, "group", "KILL"), (SPAWN, "rank 0", "INT")]
 FROZEN = [("rank 0", "STOP"), ("rank 1", "STOP"), ("frozen ranks", "TERM")]
 EACH = [("rank 0", "KILL"), *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL"))]
@@ -154,12 +154,17 @@ def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 
-def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
-    """A process that is just starting has nothing to save. run.max_restarts does not start it again."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_end_during_the_start_is_not_restarted(tmp_path: Path, number: signal.Signals) -> None:
+    """A process that is just starting has nothing to save. run.max_restarts does not start it again; no process stays.
+
+    A kill of the launcher leaves no process, too.
+    """
     folder = small_world(tmp_path, run__max_restarts=3)
     launcher = start(folder)
     wait_for(lambda: rank_processes(launcher) or launcher.poll() is not None, "no process was started")
-    launcher.send_signal(signal.SIGTERM)
+    launcher.send_signal(number)
     assert launcher.wait(600) != 0
     assert "launch: restart" not in messages(folder)
     wait_for(lambda: gone(folder), "orphans")
+    assert not (folder / "models").exists()  # a process that stays trains to its end

@@ -1,6 +1,5 @@
 """train.model: mine/<file>.py:<function>: the user's network keeps the promises, and its faults are refused by name."""
 
-import json
 import re
 import shutil
 import sys
@@ -18,12 +17,13 @@ from pipeline.dataset.normalization import IMAGENET
 from pipeline.evaluation import heatmap, onnx_export
 from pipeline.models import exported, network, own
 from pipeline.models.description import Description, View
+from pipeline.planning import forecast
 from pipeline.studies import workcopy
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, on_cpu, read_params, set_params
-from tests.helpers.projects import call
+from tests.helpers import in_process, starts
 from tests.helpers.refusals import check_form, refuses
-from tests.helpers.trainings import launch, outputs, small_world, start, stop_in_epoch
+from tests.helpers.trainings import launch, outputs, small_world, stop_in_epoch
 
 (EXAMPLE,) = re.findall(r"```python\n(from torch import nn\n.*?)```", (PROJECT / "docs/projects.md").read_text(), re.S)
 MODEL, FILE, OTHER = "mine/net.py:small", Path("data/mine/net.py"), EXAMPLE.replace("nn.ReLU()", "nn.GELU()")
@@ -46,25 +46,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow("a run of all stages; make test stops and resumes a training of such a network")
-def test_a_change_of_it_trains_again(finished_copy: Path) -> None:
-    """The network of the document goes through all stages. Another text of the file is seen; no other file counts."""
+def test_it_goes_through_all_stages(
+    finished_copy: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The network of the document. Another text of the file is seen; no other file counts."""
+    in_process.fork_stages(monkeypatch, finished_copy)
     set_params(finished_copy, train__model=MODEL, evaluate__onnx=False)
-
-    def run(*words: str) -> str:
-        return call(finished_copy, sys.executable, "-m", "pipeline", *words).stdout
 
     def outputs_of(content: str) -> dict[str, str]:
         files.write_text(FILE, content)
-        run("repro")
+        assert in_process.run(capfd)[0] == 0
         return dvc_lock.outputs(dvc_lock.read())
 
     first = outputs_of(EXAMPLE)
     assert f'"{MODEL}@{files.sha256(FILE)[:16]}"' in Path("models/model.json").read_text()
     assert FILE in workcopy.project_files()  # though it is in no commit
     image = str(next(Path("data/images").rglob("*.png")))
-    assert image in run("predict", image)
+    assert image in starts.run([sys.executable, "-m", "pipeline", "predict", image], check=True).stdout
     files.write_text(FILE, OTHER)
-    states = {stage["stage"]: stage["state"] for stage in json.loads(run("plan", "--json"))["stages"]}
+    states = {each.stage: each.state for each in forecast.forecast()}
     assert {states[name] for name in ("download", "split", "prepare")} == {"unchanged"}
     assert states["weights"] == "runs"
     assert states["train"] == "maybe"
@@ -81,14 +81,17 @@ def test_a_stopped_training_goes_on_to_the_same_bytes(lines: dict[str, Any], tmp
     """With several processes, an average, the compiler. Another file begins another run, although the weights fit."""
     lines = {"train__model": MODEL, "train__epochs": 6, "run__log_steps": 1, **lines}
     straight, cut = (small_world(tmp_path / name, **lines) for name in ("straight", "cut"))
+
+    def make_weights(folder: Path, content: str) -> None:
+        files.write_text(folder / FILE, content)
+        starts.run([sys.executable, "-m", "pipeline", "weights"], cwd=folder, check=True)
+
     for folder in (straight, cut):
-        files.write_text(folder / FILE, EXAMPLE)
-        assert start(folder, "weights").wait(600) == 0
+        make_weights(folder, EXAMPLE)
     launch(straight)
     stop_in_epoch(cut, 2)
     other = shutil.copytree(cut, tmp_path / "other", symlinks=True)
-    files.write_text(other / FILE, OTHER)
-    assert start(other, "weights").wait(600) == 0
+    make_weights(other, OTHER)
     assert "going on" not in launch(other).stderr
     assert "going on from step" in launch(cut).stderr
     assert outputs(straight) == outputs(cut)

@@ -26,6 +26,7 @@ from pipeline.base.errors import UserError
 from pipeline.running.runs import Run
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import set_params
+from tests.helpers import in_process
 from tests.helpers.projects import call, create_project
 from tests.helpers.trainings import gone, rank_processes, wait_for
 
@@ -41,7 +42,7 @@ LINES: dict[str, Any] = {
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dvc.lock of an undisturbed run until `train`, on one process."""
     folder = create_project(tmp_path_factory.mktemp("straight") / "project", **LINES)
-    call(folder, sys.executable, *REPRO)
+    in_process.run_forked(folder, "train")
     return folder / "dvc.lock"
 
 
@@ -107,7 +108,7 @@ def test_a_battered_run_ends_with_the_lock_of_a_straight_one(straight: Path, tmp
     for path, damaged in ((flipped, bytes([content[0] ^ 1]) + content[1:]), (emptied, b"")):
         path.chmod(0o644)
         path.write_bytes(damaged)
-    set_params(folder, run__launcher="spawn", run__processes=3)
+    set_params(folder, run__processes=1)
     with started(folder, REPRO):
         pass
     log += said(folder)

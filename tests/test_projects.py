@@ -156,28 +156,22 @@ def test_a_project_makes_another_one(
     assert (Path("empty").exists(), [*Path("empty").iterdir()], Path("new").exists()) == (True, [], False)
 
 
-@pytest.mark.parametrize(
-    ("arrange", "folder", "photos", "fault"),
-    [
-        (lambda: Path("target/own").mkdir(parents=True), "target", "", ("FOLDER", "value")),
-        (lambda: Path("target").write_text("own"), "target", "", ("FOLDER", "value")),
-        (lambda: None, "installation/target", "", ("FOLDER", "value")),
-        (lambda: None, "target", "nothing", ("--photos", "missing")),
-        (lambda: set_params(Path("installation"), train__epochs=3), "target", "", ("installation", "differs")),
-    ],
-    ids=["not empty", "a file", "in a project", "photos", "uncommitted"],
-)
-def test_no_project_is_made_over_other_files(
-    arrange: Callable[[], object], folder: str, photos: str, fault: tuple[str, Kind], installation: Path, tmp_path: Path
-) -> None:
+def test_no_project_is_made_over_other_files(installation: Path, tmp_path: Path) -> None:
     """Nor in another project, nor from files that are in no commit. Nothing is changed then."""
-    with chdir(tmp_path):
-        arrange()
-        before = sorted(tmp_path.rglob("*"))
-        key = str(installation) if fault[0] == "installation" else fault[0]
-        with refuses((key, fault[1])):
-            new.main(Namespace(folder=folder, photos=photos))
-    assert sorted(tmp_path.rglob("*")) == before
+    cases: list[tuple[Callable[[], object], str, str, tuple[str, Kind]]] = [
+        (lambda: Path("target/own").mkdir(parents=True), "target", "", ("FOLDER", "value")),
+        (lambda: Path("file").write_text("own"), "file", "", ("FOLDER", "value")),
+        (lambda: None, "installation/inside", "", ("FOLDER", "value")),
+        (lambda: None, "new", "nothing", ("--photos", "missing")),
+        (lambda: set_params(installation, train__epochs=3), "new", "", (str(installation), "differs")),
+    ]
+    for arrange, folder, photos, fault in cases:
+        with chdir(tmp_path):
+            arrange()
+            before = sorted(tmp_path.rglob("*"))
+            with refuses(fault):
+                new.main(Namespace(folder=folder, photos=photos))
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_upgrade_keeps_the_params(installation: Path, roses: Path, capsys: pytest.CaptureFixture[str]) -> None:

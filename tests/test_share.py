@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["model", "tensors"]  # fixtures: a network of whole numbers
 CLASSES = ("a", "b", "</script><b>")
+LARGER = pytest.mark.nightly("half a minute beside other work; make test has two small networks")
+LARGER_NETWORKS = ("resnet18", "timm/tf_efficientnet_lite0")
+VIEW = View(96, 96, 64)
 SIZES = ((300, 200), (200, 333), (256, 256), (40, 700))
 # Of the chosen file: the logits, the probabilities, and whether the page accepts it; and the pixels of a view.
 ASK = """async () => {
@@ -67,17 +70,17 @@ def expected(path: Path, image: Path) -> NDArray[np.float32]:
     return logits
 
 
-def untrained(name: str, view: View) -> ExportedModel:
+def untrained(name: str) -> ExportedModel:
     """A model of drawn weights."""
     net = network.build(name, len(CLASSES), seed=1).eval()
-    return ExportedModel(net, CLASSES, view, Normalization((0.5,) * 3, (0.25,) * 3))
+    return ExportedModel(net, CLASSES, VIEW, Normalization((0.5,) * 3, (0.25,) * 3))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a small model in float32, beside its model.onnx."""
     folder = tmp_path_factory.mktemp("small")
-    file = write_model(folder / "model.onnx", untrained("resnet18", View(96, 96, 64)), 1.0)
+    file = write_model(folder / "model.onnx", untrained("mobilenet_v3_small"), 1.0)
     (folder / "page.html").write_text(share_page.page(file))
     return folder / "page.html"
 
@@ -111,7 +114,7 @@ def test_a_browser_gives_the_bits_of_predict(
     browser: "Browser", model: ExportedModel, images: list[Path], tmp_path: Path
 ) -> None:
     """The same logits with a network of whole numbers, and probabilities that differ in the last digit at most."""
-    file = write_model(tmp_path / "model.onnx", replace(model, classes=CLASSES))
+    file = write_model(tmp_path / "model.onnx", replace(model, classes=CLASSES, view=VIEW))
     (tmp_path / "page.html").write_text(share_page.page(file))
     with opened(browser, tmp_path / "page.html") as page:
         for image in images[:2]:
@@ -124,20 +127,12 @@ def test_a_browser_gives_the_bits_of_predict(
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mobilenet_v3_small",
-        pytest.param(
-            "timm/tf_efficientnet_lite0", marks=pytest.mark.nightly("a third network, half a minute beside other work")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["squeezenet1_1", *(pytest.param(name, marks=LARGER) for name in LARGER_NETWORKS)])
 def test_a_browser_computes_networks_in_float32(
     browser: "Browser", images: list[Path], name: str, tmp_path: Path
 ) -> None:
     """The logits differ by less than a thousandth of their largest."""
-    file = write_model(tmp_path / "model.onnx", untrained(name, View(96, 96, 64)))
+    file = write_model(tmp_path / "model.onnx", untrained(name))
     (tmp_path / "page.html").write_text(share_page.page(file))
     with opened(browser, tmp_path / "page.html") as page:
         page.set_input_files("input", str(images[0]))

@@ -20,8 +20,9 @@ from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change
+from tests.helpers import in_process
 from tests.helpers.datasets import put, two_classes
-from tests.helpers.projects import call, create_project
+from tests.helpers.projects import create_project
 from tests.helpers.refusals import refuses
 
 HERE = Machine(0, "missing", compiler=False, cores=2)
@@ -208,5 +209,5 @@ def test_from_photos_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(folder)
     start.write(params.load(), start.values("quick", start.situation(params.load(), str(photos))))
     assert (params.load().data.source, params.load().train.crop) == ("folder", 224)
-    call(folder, sys.executable, "-m", "pipeline", "repro", "train")
+    in_process.run_forked(folder, "train")
     assert Path("models/model.safetensors").is_file()

@@ -40,7 +40,7 @@ OWNERS = {  # a library → the modules that import it
     "requests": {"sources.fetch"},
     "tarfile": {"sources.archive"}, "zipfile": {"sources.archive"},
     "timm": {"models.timm_models"},
-    "torchvision": {"sources.torchvision_sets", "models.network", "models.pretrained", "running.monitor"},
+    "torchvision": {"sources.torchvision_sets", "models.network", "running.monitor"},
     "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"learning.apex"},

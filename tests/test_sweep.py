@@ -17,7 +17,7 @@ from pipeline.commands import sweep
 from pipeline.config import params
 from pipeline.studies import ranges, workcopy
 from tests.conftest import on_cpu, read_params, write_params
-from tests.helpers import studies
+from tests.helpers import in_process, studies
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
@@ -61,7 +61,7 @@ def project(folder: Path, content: Any, **changes: Any) -> Path:
     """A project with this file of ranges and with prepared data, committed, and with edits that are not."""
     create_project(folder, **(SMALL | changes))
     write_params(folder / "tried.yaml", content)
-    call(folder, sys.executable, "-m", "pipeline", "repro", "prepare")
+    in_process.run_forked(folder, "prepare")
     commit(folder)
     (folder / "README.md").write_text("mine\n")
     (folder / "pipeline/mine.py").write_text("MINE = 1\n")

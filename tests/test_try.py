@@ -1,20 +1,22 @@
 """`perennial try`: an experiment in one line, after which the folder is as before."""
 
 import importlib
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from pipeline.__main__ import main
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.studies import revisions
+from pipeline.versioning import children
 from tests.conftest import set_params
+from tests.helpers import in_process
 from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
-LINE = ("warm", "train.lr=0.02", "train.crop_scale=[0.2, 1.0]")
+LINE = ("warm", "train.lr=0.02", "train.crop_scale=[0.2, 1.0]", "evaluate.onnx=false")
 
 
 def without_result(folder: Path) -> None:
@@ -50,29 +52,42 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "arrange", "key", "kind"), REFUSED)
-def test_a_refusal_comes_before_the_run_and_changes_nothing(
-    finished_copy: Path, line: tuple[str, ...], arrange: Callable[[Path], object], key: str, kind: Kind
-) -> None:
+def test_a_refusal_comes_before_the_run_and_changes_nothing(finished_copy: Path) -> None:
     """A wrong name or setting, changes that would be lost, and a commit without a result."""
-    arrange(finished_copy)
-    before = (finished_copy / "params.yaml").read_text()
-    with refuses((key, kind)):
-        importlib.import_module("pipeline.commands.try").begin(line[0], line[1:])
-    assert (finished_copy / "params.yaml").read_text() == before
+    head = call(finished_copy, "git", "rev-parse", "HEAD").stdout.strip()
+    for line, arrange, key, kind in REFUSED:
+        arrange(finished_copy)
+        before = (finished_copy / "params.yaml").read_text()
+        with refuses((key, kind)):
+            importlib.import_module("pipeline.commands.try").begin(line[0], line[1:])
+        assert (finished_copy / "params.yaml").read_text() == before
+        call(finished_copy, "git", "reset", "--quiet", "--hard", head)
 
 
 @pytest.mark.slow("two trainings under DVC; make test has the refusals")
-def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(finished_copy: Path) -> None:
+def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(
+    finished_copy: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A start that has failed goes on with the same line. Files beside the run stay as they are."""
     lock = (finished_copy / "dvc.lock").read_bytes()
     (finished_copy / "notes.txt").write_text("mine")
-    command = [sys.executable, "-m", "pipeline", "try", *LINE]
-    assert (
-        call(finished_copy, "env", "MKL_CBWR=COMPATIBLE", *command, check=False).returncode != 0
-    )  # `train` refuses it
+
+    def run(words: list[str], env: Mapping[str, str]) -> int:
+        """The commands that `try` starts, in this process; their stages are forked."""
+        monkeypatch.setenv("DVC_EXP_NAME", env.get("DVC_EXP_NAME", ""))
+        return in_process.run(capfd)[0] if words[-1] == "repro" else main(words[3:])
+
+    def attempt() -> int:
+        return main(["try", *LINE])
+
+    in_process.fork_stages(monkeypatch, finished_copy)
+    monkeypatch.setattr(children, "run", run)
+    with monkeypatch.context() as patch:
+        patch.setenv("MKL_CBWR", "COMPATIBLE")  # `train` refuses it
+        assert attempt() != 0
     assert "0.02" in (finished_copy / "params.yaml").read_text()
-    done = call(finished_copy, *command).stdout
+    assert attempt() == 0
+    done = capfd.readouterr().out
     table = done[done.index("\nexperiment ") :]
     assert [line.split()[0] for line in table.splitlines() if line.startswith(("HEAD ", "warm "))] == ["HEAD", "warm"]
     assert "train.lr=0.02" in table

@@ -5,15 +5,15 @@ maps to the classes. This is the head; everything else is the backbone. In torch
 Linear or Conv2d. A model of timm names it.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import MethodType
-from typing import Any
+from types import MethodType, SimpleNamespace
+from typing import Any, cast
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +21,18 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.model_names import EXACT, EXACT_MODELS, MINE, MODELS, OWN, TIMM
 from pipeline.dataset.normalization import IMAGENET, Normalization
 from pipeline.models import exact, own, timm_models
+
+# torchvision's RoIAlign, which no model here has, imports torch's compiler for this one function. That takes half the
+# CPU time with which a process that trains nothing starts [measured].
+IN_PLACE_OF = "torch._dynamo.utils"
+if IN_PLACE_OF in sys.modules:
+    import torchvision
+else:
+    sys.modules[IN_PLACE_OF] = cast(Any, SimpleNamespace(is_compile_supported=lambda device_type: False))
+    try:
+        import torchvision
+    finally:
+        del sys.modules[IN_PLACE_OF]
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -40,8 +52,13 @@ def normalization(name: str) -> Normalization:
         return timm_models.normalization(name)
     if name.startswith(MINE):
         return IMAGENET
-    published: Any = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    return Normalization(tuple(published.mean), tuple(published.std))
+    transforms = published(name).transforms()
+    return Normalization(tuple(transforms.mean), tuple(transforms.std))
+
+
+def published(name: str) -> Any:
+    """The default weights that torchvision has published of its model: their `url` and their `transforms`."""
+    return torchvision.models.get_model_weights(name).DEFAULT
 
 
 def build(name: str, classes: int, seed: int) -> nn.Module:

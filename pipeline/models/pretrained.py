@@ -14,7 +14,6 @@ from typing import Any, TypeGuard
 
 import safetensors.torch
 import torch
-import torchvision
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -42,7 +41,7 @@ AUXILIARY_HEAD = re.compile(r"(aux1|aux2|AuxLogits)\.")  # in GoogLeNet and Ince
 
 def published_weights(model: str) -> tuple[str, str]:
     """The address of torchvision's default weights of a model, and the first digits of their SHA-256."""
-    url: str = torchvision.models.get_model_weights(model).DEFAULT.url
+    url: str = network.published(model).url
     (digits,) = re.findall(r"-([0-9a-f]{8,64})\.pth$", url)  # as in resnet18-f37072fd.pth
     return url, digits
 

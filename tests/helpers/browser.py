@@ -62,6 +62,7 @@ def opened(
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script
     )
+    context.set_default_timeout(600_000)  # milliseconds: a loaded machine takes longer than the usual thirty seconds
     page, messages, urls = context.new_page(), [], []
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))

@@ -1,18 +1,28 @@
 """`perennial repro` in this process, on a pipeline of small stages, and the stages in this process, too."""
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from dvc.stage.exceptions import StageCmdFailedError
+from tqdm import tqdm
 
+from pipeline.__main__ import LAUNCHED
 from pipeline.base import linux
 from pipeline.commands import repro
 from pipeline.data import corrections
+from pipeline.learning.environment import required_variables
+from pipeline.running import launchers
+from pipeline.versioning.in_process import Run
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import starts
 
 PIPELINE = """
 stages:
@@ -73,6 +83,32 @@ def enter_copy(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
+def fork_stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Go to a folder, and let runs of DVC in this process fork their stages, without launchers (starts.py)."""
+
+    def run_command(self: Run, executable: str, command: str, **options: Any) -> None:
+        self.show_skipped()
+        self.has_command = True
+        words, environ = ["-m", *command.split()[command.split().index("-m") + 1 :]], dict(options["env"])
+        is_ranked = words[-1] in LAUNCHED and (
+            words[-1] != "features" or read_params(Path("params.yaml"))["train"]["head"] == "solved"
+        )
+        if is_ranked and starts.can_fork(environ):
+            words.insert(2, "rank")
+            environ |= {**launchers.ALONE, **required_variables(1, True)}
+        done = starts.run([sys.executable, *words], cwd=Path(options["cwd"]), env=environ)
+        print(done.stdout, done.stderr)
+        if done.returncode:
+            self.failed[self.stage] = done.returncode
+            raise StageCmdFailedError(command, done.returncode)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(folder.parent / "site"))
+    monkeypatch.setattr(tqdm, "display", tqdm.display)  # a run changes it
+    monkeypatch.setattr(Run, "run_command", run_command)
+    monkeypatch.setattr(linux, "adopt_orphans", lambda: None)  # they would be those of all later tests
+
+
 def commit() -> None:
     """Commit everything in the working folder."""
     for words in (
@@ -85,12 +121,24 @@ def commit() -> None:
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], list[str]]:
     """`perennial repro` in this process: the exit status, and the lines of stdout and stderr."""
     capfd.readouterr()
+    status = start(*words)
+    told = capfd.readouterr()
+    return status, told.out.splitlines(), told.err.splitlines()
+
+
+def run_forked(folder: Path, *words: str) -> None:
+    """`perennial repro` in this process in a folder, with forked stages. It must not fail."""
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
+        fork_stages(patch, folder)
+        assert start(*words) == 0
+
+
+def start(*words: str) -> int:
+    """`perennial repro` in this process: the exit status."""
     for handler in logging.getLogger("dvc").handlers:  # DVC has taken what was sys.stdout when it was imported
         assert isinstance(handler, logging.StreamHandler)
         handler.stream = sys.stderr if handler.level == logging.WARNING else sys.stdout
     try:
-        status = repro.main(Namespace(arguments=[*words], below=""))
+        return repro.main(Namespace(arguments=[*words], below=""))
     except SystemExit as end:
-        status = int(end.code or 0)
-    told = capfd.readouterr()
-    return status, told.out.splitlines(), told.err.splitlines()
+        return int(end.code or 0)

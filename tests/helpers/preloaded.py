@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 
 STAGES = sorted(path.stem for path in (Path(__file__).parents[2] / "pipeline/stages").glob("[a-z]*.py"))
-# torch imports the last ones at the first step of an optimizer, at the first graph, and for TensorBoard. onnxruntime is
+# torch imports two of them at the first step of an optimizer, and for TensorBoard. onnxruntime is
 # left out: its import starts a thread.
 NAMES = (
     *(f"pipeline.stages.{stage}" for stage in STAGES), "pipeline.running.launch", "pipeline.commands.predict",
-    "torch._dynamo", "torch.utils.tensorboard",
+    "torch._dynamo", "torch.utils.tensorboard", "timm",
 )  # fmt: skip
 for name in NAMES:
     importlib.import_module(name)

@@ -26,9 +26,11 @@ def create_project(folder: Path, **changes: Any) -> Path:
 
 def finish_project(folder: Path) -> None:
     """A project on 60 drawn flowers, with the outputs of every stage, committed."""
+    from tests.helpers import in_process  # most users of this module need no DVC
+
     drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
     create_project(folder, **drawn, split__phash_distance=0, train__model="squeezenet1_1", evaluate__onnx=True)
-    call(folder, sys.executable, "-m", "pipeline", "repro")
+    in_process.run_forked(folder)
     commit(folder)
 
 

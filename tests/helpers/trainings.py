@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.running import launchers
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code
+from tests.helpers.ranks import of_torchrun
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 CLASSES = ("circle", "cross", "square")
@@ -43,33 +45,59 @@ def messages(folder: Path) -> str:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds. Fails with `what` after ten minutes."""
-    for _ in range(60_000):
+    """Wait until a condition holds. Fails with `what` after ten minutes.
+
+    A pause has five times the CPU seconds of a look: some conditions search all processes of the machine.
+    """
+    end = time.monotonic() + 600
+    while time.monotonic() < end:
+        began = time.thread_time()
         if condition():
             return
-        time.sleep(0.01)
+        time.sleep(max(0.01, 5 * (time.thread_time() - began)))
     raise AssertionError(what)
 
 
-def wait_for_epoch(launcher: subprocess.Popen[str], folder: Path, epoch: int = 1) -> None:
-    """Wait until a started training has reported this epoch or a later one. Fails if the launcher has ended by then.
+def wait_for_epoch(training: subprocess.Popen[str] | BaseProcess, folder: Path, epoch: int = 1) -> None:
+    """Wait until a started training has reported this epoch or a later one. Fails if it has ended by then.
 
     A later one: a stop takes effect some steps after its signal, so the next start may already be past the epoch.
     """
 
     def reported() -> bool:
-        return any(int(number) >= epoch for number in re.findall(r"epoch (\d+)/", messages(folder)))
+        log = folder / "said"
+        return log.exists() and any(int(number) >= epoch for number in re.findall(r"epoch (\d+)/", messages(folder)))
 
-    wait_for(lambda: reported() or launcher.poll() is not None, f"no epoch {epoch}")
-    assert launcher.poll() is None, f"it ended too early: {messages(folder)}"
+    def status() -> int | None:
+        return training.exitcode if isinstance(training, BaseProcess) else training.poll()
+
+    wait_for(lambda: reported() or status() is not None, f"no epoch {epoch}")
+    assert status() is None, f"it ended too early: {messages(folder)}"
+
+
+def fork_ranks(folder: Path, stage: str = "train", **variables: str) -> list[BaseProcess]:
+    """The processes of a stage, forked without a launcher. Their messages go to the file of `messages`."""
+    count, log = read_params(folder / "params.yaml")["run"]["processes"], folder / "said"
+    log.unlink(missing_ok=True)
+    places = of_torchrun(count) if count > 1 else [launchers.ALONE]
+    environ, words = {**os.environ, **required_variables(1, True), **variables}, ("-m", "pipeline", "rank", stage)
+    return [starts.fork([sys.executable, *words], environ | place, folder, log, log) for place in places]
 
 
 def stop_in_epoch(folder: Path, epoch: int = 1) -> None:
-    """Start a training, and ask its last process to stop after an epoch."""
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder, epoch)
-    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
+    """Train without a launcher, and ask the last process to stop after an epoch."""
+    processes = fork_ranks(folder)
+    wait_for_epoch(processes[0], folder, epoch)
+    assert processes[-1].pid
+    os.kill(processes[-1].pid, signal.SIGTERM)
+    assert ends(processes) == [75] * len(processes), messages(folder)
+
+
+def ends(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """Wait for these processes; their exit statuses."""
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
 
 
 def rank_processes(launcher: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
@@ -120,14 +148,16 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """`perennial train`, with these environment variables besides.
 
-    A single process is forked without its launcher, unless that has something to copy, to refuse, or other variables.
+    Its processes are forked without their launcher, unless that has something to copy, to refuse, or other variables.
     """
     raw, environ = read_params(folder / "params.yaml"), {**os.environ, **variables}
-    is_alone = raw["run"]["processes"] == 1 and raw["run"]["checkpoint_copy"] == "none" and starts.can_fork(environ)
     is_usual = (raw["train"]["arithmetic"], raw["train"]["deterministic"]) == ("native", True)
-    words = ["rank", "train"] if is_alone and is_usual else ["train"]
-    environ |= {**launchers.ALONE, **required_variables(1, True)} if is_alone and is_usual else {}
-    done = starts.run([sys.executable, "-m", "pipeline", *words], cwd=folder, env=environ)
+    command = [sys.executable, "-m", "pipeline", "train"]
+    if is_usual and raw["run"]["checkpoint_copy"] == "none" and starts.can_fork(environ):
+        failed = [code for code in ends(fork_ranks(folder, **variables)) if code]
+        done = subprocess.CompletedProcess(command, (failed or [0])[0], "", messages(folder))
+    else:
+        done = starts.run(command, cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
 
