@@ -17,12 +17,15 @@ EVERY = {
     "download": 50, "split": 15, "prepare": 20, "weights": 5, "features": 5,
     "train": 80, "evaluate": 15, "export": 5, "card": 3, "report": 3,
 }  # fmt: skip
-MANY = [(stage, error, every) for stage, every in EVERY.items() for error in ("KILL", "ENOSPC", "EROFS")]
-EVERY_STAGE = pytest.mark.nightly("two runs for each of about a hundred faults: minutes; make test has two stages")
+# A test for each error: all in one need most of the time that a test may take, on a busy machine.
+MANY = {error: [(stage, error, every) for stage, every in EVERY.items()] for error in ("KILL", "ENOSPC", "EROFS")}
+EVERY_STAGE = pytest.mark.nightly("two runs for each of some thirty faults: minutes; make test has two stages")
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("turns", [FEW, pytest.param(MANY, marks=EVERY_STAGE)], ids=len)
+@pytest.mark.parametrize(
+    "turns", [FEW, *(pytest.param(turns, marks=EVERY_STAGE) for turns in MANY.values())], ids=["few", *MANY]
+)
 def test_a_failed_operation_costs_a_line_and_nothing_else(
     turns: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,9 +109,11 @@ class Computer:
         return said
 
     def run(self, folder: Path, *stages: str) -> None:
-        """Run stages in the folder. Of a launcher: its process."""
+        """Run stages in the folder. Of a launcher: its process. Without a solved head, features starts none."""
+        is_solved = params.load(folder / "params.yaml").train.head != "trained"
+        ranks = {"train", "evaluate"} | ({"features"} if is_solved else set())
         for name in stages:
-            self.python(folder, "pipeline", *(["rank"] if name in ("features", "train", "evaluate") else []), name)
+            self.python(folder, "pipeline", *(["rank"] if name in ranks else []), name)
 
 
 @needs_qemu

@@ -87,11 +87,10 @@ def slow(seconds: float = 0.0, lost_of: int = 0) -> Fault:
 
 
 def take_port(scene: Scene) -> None:
-    """Another program listens at the rendezvous, and says nothing."""
-    script = f"import socket, time; s = socket.create_server(('', {PORT})); print(1, flush=True); time.sleep(600)"
-    listener = subprocess.Popen([*scene.nodes[0].enter, sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert listener.stdout is not None
-    listener.stdout.readline()
+    """Another program listens at the rendezvous, and says nothing. It ends with the network."""
+    listen = f"import os, socket, time; s = socket.create_server(('', {PORT}))"
+    stay = "os.fork() or (os.closerange(0, 3), time.sleep(600))"  # closed, so that `output` does not wait for it
+    assert scene.nodes[0].output(sys.executable, "-c", f"{listen}; {stay}") == ""
 
 
 def other_interface_first(scene: Scene) -> None:
