@@ -134,11 +134,18 @@ def test_many_images_that_are_no_squares_are_said(fit: Fit, losing: int, is_said
     assert line.startswith(f"{losing} of 10 images") if is_said else line == ""
 
 
-def test_split_names_the_remedy(here: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Where many images lose a part."""
+def test_split_names_the_remedy_and_writes_the_same_bytes(
+    here: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """prepare.fit decides only whether the line is printed."""
     random = np.random.default_rng(0)
     for number in range(12):
         draw(here / f"data/images/{CLASSES[number % 3]}/{number}.png", (80, 40), number % 3, random)
     corrections.FILE.write_text(corrections.EMPTY)
-    split.run(params.parse(on_cpu(raw, split__phash_distance=0)))
-    assert "12 of 12 images" in capsys.readouterr().out
+    has_line, tables = {}, {}
+    for fit in FITS:
+        split.run(params.parse(on_cpu(raw, prepare__fit=fit, split__phash_distance=0)))
+        has_line[fit] = "12 of 12 images" in capsys.readouterr().out
+        tables[fit] = {path: path.read_bytes() for path in sorted(here.rglob("*.csv"))}
+    assert has_line == {"none": True, "squash": False, "crop": True, "pad": False}
+    assert all(table == tables["none"] for table in tables.values())

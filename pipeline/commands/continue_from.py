@@ -11,13 +11,13 @@ training depends on the file, and not on the name of a revision, which may mean 
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
@@ -40,8 +40,11 @@ def load(config: Params, revision: str) -> tuple[Description, ExportedModel]:
             return description.load(folder), exported.load(folder)
         except UserError as error:  # names the file in the revision, and not its copy
             own = f"{revision}:{config.paths.models}/"
-            texts = [{k: v.replace(f"{folder}/", own) for k, v in asdict(fault).items()} for fault in error.faults]
-            raise UserError(*(Fault(**text) for text in texts)) from None
+            faults = [
+                replace(fault, **{key: text.replace(f"{folder}/", own) for key, text in asdict(fault).items()})
+                for fault in error.faults
+            ]
+            raise UserError(*faults) from None
 
 
 def write(folder: Path, about: Description, weights: Mapping[str, Tensor], digest: str) -> Path:
