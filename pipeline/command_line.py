@@ -196,7 +196,7 @@ COMMANDS = {
     "plan": Command(ASK, "say what the next run will do, why, and how long each part took", plan, answers=True),
     "predict": Command(ASK, "name the class of each photo", predict, answers=True),
     "compare": Command(ASK, "show results side by side, with intervals, and a test of two", compare, answers=True),
-    "verify": Command(ASK, "repeat the committed run (without one: the demo), and compare every byte", verify),
+    "verify": Command(ASK, "repeat the committed run, and compare every byte", verify),
     "share": Command(ASK, "write one HTML file that classifies photos in any browser, without a network", share_),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),

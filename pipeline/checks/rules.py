@@ -1,6 +1,6 @@
 """The table of choices that do not work together on any machine. A new pair needs only a row.
 
-`validity.faults` refuses params by these rows. docs/ways.md names some of them; tests read them, too.
+`validity.faults` refuses params by these rows. docs/ways.md links them; tests read them, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
