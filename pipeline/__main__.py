@@ -33,6 +33,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
+from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.command_line import (
     BELOW,
@@ -52,6 +53,7 @@ from pipeline.command_line import (
     version,
 )
 from pipeline.running import terminal
+from pipeline.running.exits import LAUNCHER
 
 LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
@@ -127,6 +129,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(name, rest, below)
     if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
         return exit_status(terminal.red(name), refuse_nowhere)
+    if name == "rank" or COMMANDS[name].group == STAGES:
+        linux.die_with(int(os.environ.pop(LAUNCHER, "") or os.getppid()))
     set_up_interpreter()
     tell_project(below)
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))

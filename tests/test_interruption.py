@@ -16,6 +16,8 @@ from tests.conftest import PROJECT, set_params
 from tests.helpers.ranks import train
 from tests.helpers.trainings import (
     LONG,
+    ends,
+    fork_ranks,
     gone,
     launch,
     messages,
@@ -152,6 +154,13 @@ def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
     command = [sys.executable, "-m", "tests.ranks.late_signal"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
+
+
+def test_a_process_whose_launcher_has_ended_does_not_begin(tmp_path: Path) -> None:
+    """The launcher can end before its process asks the kernel to end with it. Nobody would know of this process."""
+    folder = small_world(tmp_path)
+    assert ends(fork_ranks(folder, PERENNIAL_LAUNCHER="1")) == [1]
+    assert [path.name for path in folder.glob("runs/*/*")] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

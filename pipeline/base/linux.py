@@ -98,9 +98,14 @@ def advise(array: "NDArray[np.uint8]", advice: int) -> bool:
     return bool(SYSTEM.madvise(start, array.ctypes.data + array.nbytes - start, advice) == 0)
 
 
-def die_with_parent() -> None:
-    """Have the kernel send TERM to this process when its parent (DVC, a launcher) ends, even by SIGKILL."""
+def die_with(parent: int) -> None:
+    """Have the kernel send TERM to this process when its parent (DVC, a launcher) ends, even by SIGKILL.
+
+    If the process `parent` has ended before the kernel was asked, this process has another parent by now, and ends.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def adopt_orphans() -> None:

@@ -36,7 +36,6 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
     If a process of a launcher was asked to stop, it writes a note and returns 0. Otherwise the launcher would see a
     failure and restart it.
     """
-    linux.die_with_parent()
     linux.keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
 

@@ -19,7 +19,7 @@ from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import checkpoint_copy, frame, launchers, variables
-from pipeline.running.exits import ENDED_NOTE
+from pipeline.running.exits import ENDED_NOTE, LAUNCHER
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
 LAUNCH = "launch-"  # the begin of the name of a folder with the notes of a launcher, in paths.runs
@@ -41,6 +41,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
         stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
             os.environ |= {frame.STOPPED_NOTE: str(stop_note), ENDED_NOTE: str(end_notes)}
+            os.environ[LAUNCHER] = "" if run.launcher == "slurm" else str(os.getpid())
             for note in Path(folder).glob("ended*"):
                 note.unlink()
             try:
@@ -55,7 +56,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
             else:
                 break
             finally:
-                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE]
+                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE], os.environ[LAUNCHER]
             if stop_note.exists():
                 break
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)

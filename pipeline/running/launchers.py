@@ -8,7 +8,6 @@ Only torchrun and `spawn` need torch, whose import takes two seconds. A single p
 """
 
 import logging
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -32,8 +31,6 @@ from pipeline.versioning import children
 
 # The signals that asked this launcher to stop and that it has forwarded → the time of the first one (time.monotonic())
 SIGNAL_TIMES: dict[int, float] = {}
-# Ends a process whose launcher died before the process asked the kernel for this itself (`frame.run_stage`).
-DIES_WITH_LAUNCHER = ("setpriv", "--pdeathsig", "TERM")
 # The variables of a single process. Port 0: the system chooses one. No agent of torchrun has a store for the process.
 ALONE = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -63,9 +60,7 @@ def alone(command: Sequence[str], run: Run) -> None:
         return {_process_name(0, run): process.pid} if process.returncode is None else {}
 
     with (
-        subprocess.Popen(
-            [*DIES_WITH_LAUNCHER, sys.executable, "-m", *command], env=environ, start_new_session=True
-        ) as process,
+        subprocess.Popen([sys.executable, "-m", *command], env=environ, start_new_session=True) as process,
         supervise(pids, run.timeout_seconds) as watch,
     ):
         code = children.wait(process)
@@ -101,7 +96,7 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         with supervise(lambda: _child_pids(run), run.timeout_seconds) as watch, nodes.limit_wait(watch, run):
-            elastic_launch(config, DIES_WITH_LAUNCHER[0])(*DIES_WITH_LAUNCHER[1:], sys.executable, "-m", *command)
+            elastic_launch(config, sys.executable)("-m", *command)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in by_time}
@@ -137,8 +132,6 @@ def spawn(command: Sequence[str], run: Run) -> None:
 
 def _run_module(local_rank: int, first_rank: int, command: Sequence[str], shared: dict[str, str]) -> None:
     """In a new process: run `module` as `python -m` with these words would."""
-    if (launcher := multiprocessing.parent_process()) and os.getppid() != launcher.pid:
-        os._exit(1)  # the launcher ended before torch asked the kernel to end this process with it
     os.environ.update(shared, RANK=str(first_rank + local_rank), LOCAL_RANK=str(local_rank))
     sys.argv = [*command]
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
@@ -200,7 +193,7 @@ def _child_pids(run: Run) -> dict[str, int]:
     """The processes that torchrun's agent has started: process ids by name."""
     pids = {}
     for child in psutil.Process().children():
-        with suppress(psutil.Error, KeyError):  # it has ended, or setpriv has not started Python yet
+        with suppress(psutil.Error, KeyError):  # it has ended, or is not yet Python
             pids[_process_name(int(child.environ()["RANK"]), run)] = child.pid
     return pids
 

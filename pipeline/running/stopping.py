@@ -3,7 +3,7 @@
 The request is one of the numbers that all processes exchange at a step that is due (learning/readout.py): on a CPU at
 each step, on a GPU at each `run.log_steps`-th. So no process waits for another one, and all save the same step.
 
-If the launcher ends, the kernel sends TERM to its processes (linux.die_with_parent). A process that cannot run its
+If the launcher ends, the kernel sends TERM to its processes (linux.die_with). A process that cannot run its
 handler, because it waits for a silent one, is ended by its launcher (watchdog.py), or when its exchange times out.
 """
 

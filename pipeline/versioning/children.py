@@ -18,9 +18,10 @@ def start(command: Sequence[str], cores: Collection[int] = (), **options: Any) -
     It has a process group of its own, so Ctrl-C reaches only this process. When this process ends, even by SIGKILL, the
     kernel sends SIGTERM to the command.
     """
+    parent = os.getpid()
 
     def prepare() -> None:
-        linux.die_with_parent()
+        linux.die_with(parent)
         if cores:
             os.sched_setaffinity(0, cores)
 
