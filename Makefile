@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-packages test-code test-ci test-nightly test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
+.PHONY: help setup demo test test-packages test-code test-container test-ci test-nightly test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -81,15 +81,18 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@$(PYTEST) -m "not gpu and not slow"
 
 # Second: continuous integration runs this for each change. It has every promise, each on one case or two.
-# Lint keeps one core busy and tests wait at times, so both run at once.
+# Lint keeps one core busy, tests and the container wait at times, so all run at once. The container's lines come together.
 test-ci: export SHORT := yes
+test-ci: export BESIDE := tests
 test-ci:  ## what CI runs: make test, every promise with real processes, the container
 	@$(MAKE) --no-print-directory --jobs 2 test-packages $(READY_TESTS)
-	@$(MAKE) --no-print-directory --jobs 2 lint test-code
-	@$(MAKE) --no-print-directory image-test
+	@$(MAKE) --no-print-directory --jobs 3 lint test-code test-container
 
 test-code: $(READY_TESTS)  ## the same without lint and the container
 	@$(PYTEST) -m "not gpu and not nightly"
+
+test-container:
+	@$(MAKE) --no-print-directory --output-sync=recurse image-test
 
 # Third: further cases of the same promises, for minutes each: more models, CPUs, kills, clusters, and the whole test of
 # the container. CI runs it each night. PART=3/8 is the third of eight parts, without the container.

@@ -17,8 +17,8 @@ setup(
     packages=find_packages(),
     ext_modules=[
         CppExtension("apex_C", ["csrc/stand_in.cpp"]),
-        CUDAExtension("amp_C", ["csrc/stand_in.cpp", "csrc/twice.cu"]),
-        CUDAExtension("syncbn", ["csrc/stand_in.cpp"]),
+        CUDAExtension("amp_C", ["csrc/small.cpp", "csrc/twice.cu"]),
+        CUDAExtension("syncbn", ["csrc/small.cpp"]),
         CUDAExtension("not_needed", ["csrc/not_there.cu"]),
     ],
     cmdclass={"build_ext": BuildExtension},
