@@ -151,6 +151,16 @@ def test_what_needs_no_torch_imports_none() -> None:
         assert Path("pipeline/data/decoders.py") not in closure(f"pipeline.{trains}")
 
 
+def test_the_compiler_of_torch_is_imported_only_to_compile() -> None:
+    """The import takes a second. Deterministic algorithms, torchvision and timm would import the compiler."""
+    ask = "import sys, torch; from pipeline.learning import determinism; from pipeline.models import network\n"
+    ask += "determinism.make_deterministic(1, True); network.build('exact/tf_efficientnet_lite0', 3, seed=0)\n"
+    ask += "assert torch.are_deterministic_algorithms_enabled() and 'timm' in sys.modules\n"
+    ask += "assert not [name for name in sys.modules if name.startswith(('torch._dynamo', 'torch._inductor'))]\n"
+    ask += "assert torch.compiler.disable is not torch._disable_dynamo"
+    subprocess.run([sys.executable, "-c", ask], cwd=PROJECT, check=True)
+
+
 LONGEST = 300  # lines of a module
 MOST_PARAMETERS = 6  # of a public function or method; self, cls and *args do not count
 

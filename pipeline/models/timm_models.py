@@ -5,7 +5,7 @@ without memory (torch's device "meta") and computes the logits of two images of 
 """
 
 import difflib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,18 +18,28 @@ from pipeline.config.params import Train
 from pipeline.dataset.normalization import IMAGENET, Normalization
 
 
+def library() -> Any:
+    """timm. For a function of one model, torch.compiler.disable would import torch's compiler: a second [measured].
+
+    torch's own decorator of the same meaning imports the compiler only when such a function is called.
+    """
+    compiler: Any = torch.compiler
+    usual, compiler.disable = compiler.disable, cast(Any, torch)._disable_dynamo
+    try:
+        import timm
+    finally:
+        compiler.disable = usual
+    return timm
+
+
 def is_known(model: str) -> bool:
     """Whether timm has an architecture of this name (with `timm/`). For other names timm would fetch files."""
-    import timm
-
-    return model.removeprefix(TIMM) in timm.list_models()
+    return model.removeprefix(TIMM) in library().list_models()
 
 
 def build(model: str, classes: int) -> Any:
     """The model (nn.Module), with random weights from torch's generator, ending in `classes` logits. No network."""
-    import timm
-
-    return timm.create_model(model.removeprefix(TIMM), pretrained=False, num_classes=classes)
+    return library().create_model(model.removeprefix(TIMM), pretrained=False, num_classes=classes)
 
 
 def head(net: Any) -> Any:
@@ -43,8 +53,7 @@ def faults(settings: Train) -> list[Fault]:
     if not model.startswith(TIMM):
         return []
     if not is_known(model):
-        import timm
-
+        timm = library()
         near = difflib.get_close_matches(model.removeprefix(TIMM), timm.list_models(), n=3)
         guess = did_you_mean([TIMM + name for name in near]) or "timm.list_models() names them"
         reason = f"the installed timm {timm.__version__} has no such model"
@@ -66,9 +75,7 @@ def faults(settings: Train) -> list[Fault]:
 
 def normalization(model: str) -> Normalization:
     """How timm's published weights of this model expect pixels; without such weights, IMAGENET."""
-    import timm
-
-    published: Any = timm.get_pretrained_cfg(model.removeprefix(TIMM))
+    published: Any = library().get_pretrained_cfg(model.removeprefix(TIMM))
     return Normalization(tuple(published.mean), tuple(published.std)) if published else IMAGENET
 
 

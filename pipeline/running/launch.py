@@ -149,11 +149,12 @@ def main(arguments: Namespace) -> int:
         arithmetic = config.train.arithmetic
         if name == "evaluate":  # with the arithmetic with which the model was trained
             arithmetic = variables.usable_arithmetic(Path(config.paths.models))
-        elif name == "train" and (note := validity.unused_gpus(config, machine.read())):
+        else:
+            check_model(config.train)
+        if name == "train" and (note := validity.unused_gpus(config, machine.read())):
             print(f"train: {note}", file=sys.stderr)
         variables.set_variables(config.train, arithmetic)
         check_apex(config.train)
-        check_model(config.train)
         if os.environ.keys() >= TORCHRUN:
             become_rank(name, config.run)
         run = placed_by_cluster(config.run, os.environ) if name == "train" else on_this_node(config.run)
