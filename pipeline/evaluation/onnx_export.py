@@ -1,4 +1,4 @@
-"""The model as ONNX: the same bytes on every machine. The one owner of onnx.
+"""The model as ONNX: the same bytes on every machine. With onnx_exact.py the owner of onnx.
 
 The graph takes pixels of 0 to 255 and normalizes them. The export does no arithmetic, because CPUs round differently:
 the weights are those of model.safetensors, and only operators that move values are applied to constants. torch writes
@@ -13,11 +13,12 @@ from typing import Any
 
 import onnx
 import torch
-from onnxscript import optimizer
 
 from pipeline.base.errors import Fault, UserError, one_line
+from pipeline.evaluation import onnx_exact
 from pipeline.evaluation.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, Description
+from pipeline.models.exact import Exact
 from pipeline.models.exported import ExportedModel, with_normalization
 
 OPSET = 18  # the version of ONNX's operators; runtimes of 2023 and later know it
@@ -38,10 +39,13 @@ def content(model: ExportedModel, description: Description, weights: str, accept
     """
     if (size := sum(value.nbytes for value in model.net.state_dict().values())) > MOST_BYTES:
         raise _refusal(description.model, f"{size:,} bytes; an ONNX file has at most {MOST_BYTES:,}")
-    try:
-        graph = trace(model)
-    except Exception as error:  # any error is possible inside torch's exporter
-        raise _refusal(description.model, f"torch cannot write it as ONNX ({one_line(error)})") from None
+    if isinstance(model.net, Exact):
+        graph = onnx_exact.model_proto(model, model.net, OPSET, BATCH)
+    else:
+        try:
+            graph = trace(model)
+        except Exception as error:  # any error is possible inside torch's exporter
+            raise _refusal(description.model, f"torch cannot write it as ONNX ({one_line(error)})") from None
     clean(graph)
     notes = {
         "acceptance": json.dumps(asdict(acceptance), sort_keys=True) if acceptance.weights else "",
@@ -62,6 +66,8 @@ def _refusal(model: str, reason: str) -> UserError:
 
 def trace(model: ExportedModel) -> onnx.ModelProto:
     """The graph of the model as torch exports it, for any number of images."""
+    from onnxscript import optimizer  # its import takes a second
+
     crop, logger = model.view.crop, logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

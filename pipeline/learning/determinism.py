@@ -16,8 +16,8 @@ def make_deterministic(threads: int, deterministic: bool) -> None:
         torch.set_num_interop_threads(1)
     torch.backends.cudnn.benchmark = not deterministic  # tries all algorithms and takes the fastest
     torch.backends.cudnn.deterministic = deterministic
-    # use_deterministic_algorithms would also import torch's compiler, to tell it: a second at each start. The compiler has
-    # the variable TORCHINDUCTOR_DETERMINISTIC (environment.py).
+    # use_deterministic_algorithms would import torch's compiler, too: a second at each start. The compiler has the
+    # variable TORCHINDUCTOR_DETERMINISTIC (environment.py).
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
     # Otherwise torch fills every new tensor, which costs time and is not needed. Its stubs lack the name.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

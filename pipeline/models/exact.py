@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         if self.padding is None:  # TensorFlow's "same": at the right and at the bottom there may be one more
-            down, right = (self._missing(side) for side in values.shape[-2:])
+            down, right = (self.missing(side) for side in values.shape[-2:])
             values = F.pad(values, (right // 2, right - right // 2, down // 2, down - down // 2))
         values, weight = values.to(self.sums_in), self.weight.to(self.sums_in)
         sums = F.conv2d(values, weight, None, self.stride, self.padding or 0, 1, self.groups).float()
@@ -70,7 +70,8 @@ class Layer(nn.Module):
         sums.add_(self.offset[:, None, None]).round_().mul_(self.factor[:, None, None]).round_()
         return sums.clamp_(self.low, self.high)
 
-    def _missing(self, side: int) -> int:
+    def missing(self, side: int) -> int:
+        """How many values are added to a side, so that the output has the side / the stride, rounded up."""
         return max((-(-side // self.stride) - 1) * self.stride + self.kernel - side, 0)
 
 
