@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from pipeline.config.model_names import EXACT_MODELS
 from pipeline.evaluation import onnx_export
 from pipeline.learning import ridge
-from pipeline.models import exact, hub, network, pretrained
+from pipeline.models import exact, hub, network, pretrained, timm_models
 from pipeline.models.description import Description, View
 from pipeline.models.exported import ExportedModel, with_normalization
 from tests.conftest import PROJECT, set_params
@@ -106,10 +107,14 @@ def test_it_is_about_the_network_that_it_is_made_of(
     assert (second * exact.UNIT == (second * exact.UNIT).round()).all()
 
 
+def onnx_of(model: ExportedModel, name: str = LITE0) -> bytes:
+    description = Description(name, model.classes, model.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1)
+    return onnx_export.content(model, description, "0" * 64)
+
+
 def test_onnxruntime_gives_the_same_bits(model: ExportedModel, pixels: NDArray[np.float32]) -> None:
     """With and without its optimizations, on one thread and on two. The file has two bytes for each weight."""
-    description = Description(LITE0, model.classes, model.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1)
-    content = onnx_export.content(model, description, "0" * 64)
+    content = onnx_of(model)
     assert len(content) < 7.5e6
     expected = logits(with_normalization(model.net, model.normalization), torch.from_numpy(pixels), 9).numpy()
     levels = onnxruntime.GraphOptimizationLevel
@@ -118,6 +123,30 @@ def test_onnxruntime_gives_the_same_bits(model: ExportedModel, pixels: NDArray[n
         options.graph_optimization_level, options.intra_op_num_threads = level, threads
         session = onnxruntime.InferenceSession(content, options)
         assert np.array_equal(session.run(None, {"pixels": pixels[:5]})[0], expected[:5])
+
+
+@pytest.mark.nightly("four larger networks, with drawn weights; make test has the one that has weights in a package")
+@pytest.mark.parametrize("name", EXACT_MODELS[1:])
+def test_larger_networks_are_exact_too(name: str, pixels: NDArray[np.float32]) -> None:
+    """Their sums are those in float64, and onnxruntime gives the same logits. The weights are drawn."""
+    torch.manual_seed(0)
+    timm = timm_models.build(exact.timm_name(name), 1)
+    for norm in (layer for layer in timm.modules() if isinstance(layer, nn.BatchNorm2d)):
+        norm.weight.data.uniform_(0.5, 1.5)
+        norm.bias.data.normal_(0, 0.3)
+    with torch.no_grad():
+        timm.train()(torch.randn(8, 3, 96, 96))
+    net = network.build(name, 3, seed=0)
+    net.load_state_dict(net.state_dict() | exact.quantize(name, timm.state_dict()))
+    exact.check_device(net.eval(), 97, torch.device("cpu"))
+    small = ExportedModel(net, ("a", "b", "c"), View(112, 112, 97), exact.NORMALIZATION)
+    content = onnx_export.content(
+        small, Description(name, small.classes, small.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1), ""
+    )
+    crops = pixels[:3, :, :97, :97]
+    answers = onnxruntime.InferenceSession(onnx_of(small, name)).run(None, {"pixels": crops})[0]
+    assert np.array_equal(answers, logits(with_normalization(net, exact.NORMALIZATION), torch.from_numpy(crops), 3))
+    assert len(np.unique(answers)) == answers.size
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.clone, torch.ones_like, torch.zeros_like, lambda values: values * 1e6])
