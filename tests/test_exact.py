@@ -140,9 +140,6 @@ def test_larger_networks_are_exact_too(name: str, pixels: NDArray[np.float32]) -
     net.load_state_dict(net.state_dict() | exact.quantize(name, timm.state_dict()))
     exact.check_device(net.eval(), 97, torch.device("cpu"))
     small = ExportedModel(net, ("a", "b", "c"), View(112, 112, 97), exact.NORMALIZATION)
-    content = onnx_export.content(
-        small, Description(name, small.classes, small.view, (0.5,) * 3, (1 / 510,) * 3, "last", 1), ""
-    )
     crops = pixels[:3, :, :97, :97]
     answers = onnxruntime.InferenceSession(onnx_of(small, name)).run(None, {"pixels": crops})[0]
     assert np.array_equal(answers, logits(with_normalization(net, exact.NORMALIZATION), torch.from_numpy(crops), 3))
