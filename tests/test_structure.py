@@ -50,7 +50,7 @@ OWNERS = {  # a library → the modules that import it
     },
     "optuna": {"studies.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"loader.kernels"},
-    "onnx": {"evaluation.onnx_export"}, "onnxscript": {"evaluation.onnx_export"},
+    "onnx": {"answers.page_network", "evaluation.onnx_export"}, "onnxscript": {"evaluation.onnx_export"},
     "onnxruntime": {"evaluation.onnx_file"}, "transformers": set(),
     "shtab": {"command_line"},
     "ctypes": {"base.linux", "checks.machine", "loader.kernels"},
