@@ -43,10 +43,9 @@ def read(content: bytes) -> tuple[list[dict[str, Any]], Arrays]:
             same[output], zeros[output] = inputs[0], arrays[inputs[1]][[2, 3, 6, 7]].tolist()
         else:
             if operator == "Conv":
-                notes["pads"] = np.add(notes.get("pads", 0), zeros.pop(node.input[0], [0] * 4)).tolist()
-            elif operator == "Gemm":
-                weight = arrays[inputs[1]] if notes.get("transB") else arrays[inputs[1]].T
-                arrays[f"{output}.weight"] = weight[..., None, None]
+                notes["pads"] = np.add(notes.get("pads", 0), zeros.get(node.input[0], [0] * 4)).tolist()
+            elif operator == "Gemm" and notes.get("transB"):
+                arrays[f"{output}.weight"] = arrays[inputs[1]][..., None, None]
                 operator, inputs[1], notes = "Conv", f"{output}.weight", {}
             elif operator == "BatchNormalization":
                 scale, offset, mean, variance = (arrays[name].astype(np.float64) for name in inputs[1:])
@@ -54,7 +53,7 @@ def read(content: bytes) -> tuple[list[dict[str, Any]], Arrays]:
                 arrays |= {f"{output}.weight": factor[:, None, None, None], f"{output}.bias": offset - mean * factor}
                 operator, notes = "Conv", {"group": len(factor)}
                 inputs[1:] = f"{output}.weight", f"{output}.bias"
-            if operator not in OPERATORS or zeros.keys() & node.input:
+            if operator not in OPERATORS or (node.op_type != "Conv" and zeros.keys() & node.input):
                 raise NotImplementedError(operator)
             inputs = inputs[:1] if operator.startswith("Reduce") else inputs
             numbers = {key: value for key, value in notes.items() if not isinstance(value, bytes)}
