@@ -24,6 +24,7 @@ from threading import Thread
 from typing import IO, Any
 
 PUBLIC = "torchvision/"
+WEB = ("http://", "https://")  # begin an address
 
 
 class Failed(Exception):
@@ -102,16 +103,17 @@ class Project:
     def predict(self, images: Sequence[str | Path], top: int | None = None) -> list[dict[str, Any]]:
         """The answer for each image, or for each image in a folder, in order, as of `perennial predict --json`.
 
-        An answer has `path` (absolute), `class`, `probability` (0 to 1), `answer`, and `probabilities` by class: of all
+        A text that begins with http:// or https:// is an address, and `path` of its answer. An answer has `path`
+        (absolute), `class`, `probability` (0 to 1), `answer`, and `probabilities` by class: of all
         classes, or of the `top` most likely ones. Raises Failed, also if one of the files is no image.
         """
         words = [
             "--json",
             *(["--top", str(top)] if top else []),
             "--",
-            *(str(Path(image).absolute()) for image in images),
+            *(image if str(image).startswith(WEB) else Path(image).absolute() for image in images),
         ]
-        return [json.loads(line) for line in self._run("predict", *words, show=False).splitlines()]
+        return [json.loads(line) for line in self._run("predict", *map(str, words), show=False).splitlines()]
 
     def predictions(self) -> Any:
         """metrics/predictions.csv: of each test image `path`, `label`, `prediction`, and `p_<class>` (0 to 1) by class.

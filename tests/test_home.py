@@ -4,9 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
+from pipeline.answers import gallery_page
+from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.config.params import Params
-from pipeline.reporting import rendering
 from pipeline.studies import home
 from tests import test_pair
 from tests.helpers.pages import Element, parsed
@@ -27,10 +28,8 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
     )
     home.write(config)
     assert listed(here).all("h3") == []
-    head = rendering.page(
-        "predict.html.jinja", images=2, right=None, classes=[], kinds=[], album=None, used=0, split=""
-    )
-    head = head.replace('content="2 images, classified"', 'content="two\nlines &amp; more"')
+    head = gallery_page.page([], config, Request(()), set())
+    head = head.replace('content="0 images, classified"', 'content="two\nlines &amp; more"')
     files.write_text(here / "reports/index.html", head)
     files.write_text(here / "reports/ä ?.html", "<title>no page of the project</title>")
     for command in ("init --quiet", "-c user.name=a -c user.email=a commit --quiet --allow-empty --message=a"):
@@ -40,7 +39,7 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
     assert root.one("h1").text == "<away>"
     links = [(one.text, one.attributes["href"]) for one in root.one("main").all("a")]
     assert links == [
-        ("2 images, classified", "index.html"),
+        ("0 images, classified", "index.html"),
         (f"HEAD and {test_pair.HOSTILE}", "compare.html"),
         ("ä ?.html", "%C3%A4%20%3F.html"),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pipeline.sources import synthetic
 from tests.conftest import PROJECT
 from tests.helpers.browser import needs_chromium
 from tests.helpers.projects import call, commit
+from tests.helpers.sources import reply, server
 from tests.helpers.trainings import wait_for
 
 if TYPE_CHECKING:
@@ -71,6 +73,21 @@ print(project.metrics, "torch" in sys.modules)
     done = python(fake, code)
     given = [f"start quick --photos {fake}/photos", "start quick --photos torchvision/MNIST"]
     assert done.stdout.splitlines() == [given[0], "why 3", given[1], "why 3", "1", "1", "1", "{} False"], done.stderr
+
+
+def test_python_predicts_images_of_the_web(with_onnx: Path, tmp_path: Path) -> None:
+    """An address has the answer of its file, under its own name; a path is from where Python stands."""
+    shutil.copytree(with_onnx, tmp_path / "roses", symlinks=True)
+    (tmp_path / "roses/pipeline").symlink_to(PROJECT / "pipeline")
+    content = next((with_onnx / "data/images").rglob("*.png")).read_bytes()
+    (tmp_path / "a.png").write_bytes(content)
+    with server(lambda asked, _: reply(asked, content)) as (url, asked):
+        address = url.replace("photos.tgz", "b.png?size=9")
+        done = python(tmp_path, f"import json\nprint(json.dumps(project.predict(['a.png', {address!r}], top=1)))")
+    assert done.returncode == 0, done.stderr
+    file, image = json.loads(done.stdout)
+    assert (file["path"], image["path"], asked) == (f"{tmp_path}/a.png", address, ["/b.png?size=9"])
+    assert file["probabilities"] == image["probabilities"]
 
 
 @pytest.mark.parametrize(("number", "reaches"), [(signal.SIGINT, "SIGINT"), (signal.SIGKILL, "SIGTERM")])

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.answers import share_page
+from pipeline.answers import page_network, share_page
 from pipeline.commands import share
 from pipeline.config.params import Fit
 from pipeline.dataset.normalization import Normalization
@@ -177,10 +177,10 @@ def test_a_page_that_computes_something_else_gives_no_answer(
 
 
 def test_the_page_has_the_operators_that_it_accepts() -> None:
-    """share_page.OPERATORS are those of onnx.js."""
-    script = (rendering.TEMPLATES / "onnx.js").read_text()
-    table = script[script.index("const OPERATORS") : script.index("// The outputs of the model")]
-    assert set(re.findall(r"\b([A-Z]\w+): ", table)) == share_page.OPERATORS
+    """page_network.OPERATORS are those of network.js."""
+    script = (rendering.TEMPLATES / "network.js").read_text()
+    table = script[script.index("const OPERATORS") : script.index("// The result of the last step")]
+    assert set(re.findall(r"\b([A-Z]\w+): ", table)) == page_network.OPERATORS
 
 
 def test_what_is_no_page_is_refused(with_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,26 +4,35 @@ Like classify.py, it imports no library at its top.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.answers.answer import Answer
 from pipeline.answers.classify import Request
 from pipeline.config.params import Params
 
-if TYPE_CHECKING:
-    from pipeline.evaluation.metrics import Share
-
 MOST = 500  # images of each kind on the page
 
 
-def share_right(answers: Sequence[Answer], without: Collection[str] = ()) -> "Share | None":
-    """The share of right answers, of the images with a label and not `without` these files; None if there are none."""
+def shares(answers: Sequence[Answer], used: Collection[str], request: Request) -> Iterator[str]:
+    """How many of the images with a label get the right class, and how many of all were `used` in training."""
+    where = f"of split {request.split}" if request.split else "in folders that are named like a class"
+    labelled = [one for one in answers if one.label]
+    if labelled:
+        yield f"{where}, {_right(labelled)}"
+    if used:
+        count = f"{sum(one.file in used for one in answers):,} of {len(answers):,} images were used in training"
+        yield f"{count}; the share of right answers is too high" if labelled else count
+    if used and (others := [one for one in labelled if one.file not in used]):
+        yield f"of the images that were not used in training, {_right(others)}"
+
+
+def _right(answers: Sequence[Answer]) -> str:
     from pipeline.evaluation import metrics
 
-    known = [one for one in answers if one.label and one.file not in without]
-    return metrics.share(sum(one.is_right for one in known), len(known)) if known else None
+    right = metrics.share(sum(one.is_right for one in answers), len(answers))
+    count = f"{right.count:,} of {right.images:,} images get the right class"
+    return f"{count} (95 % interval: {right.low:.3f} to {right.high:.3f})"
 
 
 def page(answers: Sequence[Answer], config: Params, request: Request, used: Collection[str]) -> str:
@@ -32,6 +41,7 @@ def page(answers: Sequence[Answer], config: Params, request: Request, used: Coll
     from pipeline.reporting.gallery import Album, HeatMaps
     from pipeline.sources.originals import Originals
 
+    labelled = [one for one in answers if one.label]
     parts = {"To label next, in this order": answers} if request.next else _kinds(answers)
     kinds = [(title, part[:MOST], len(part)) for title, part in parts.items() if part]
     shown = [one for _, part, _ in kinds for one in part]
@@ -43,10 +53,9 @@ def page(answers: Sequence[Answer], config: Params, request: Request, used: Coll
     return rendering.page(
         "predict.html.jinja",
         images=len(answers),
-        right=share_right(answers),
-        right_of_others=share_right(answers, used) if used else None,
-        used=sum(one.file in used for one in answers),
-        split=request.split,
+        sentences=[f"{text[0].upper()}{text[1:]}." for text in shares(answers, used, request)],
+        accuracy=sum(one.is_right for one in labelled) / len(labelled) if labelled else None,
+        is_known=bool(used or request.split),
         classes=_classes(answers),
         kinds=kinds,
         album=Album({one.path: pictures[one.file] for one in shown}, {}, HeatMaps(maps)),

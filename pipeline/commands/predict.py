@@ -46,11 +46,10 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.answers import classify, gallery_page, next_photos, own_images
 from pipeline.answers.answer import Answer, as_typed, check_page
@@ -60,9 +59,6 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import is_no_path, visible
 from pipeline.config import params
 from pipeline.config.params import Params
-
-if TYPE_CHECKING:
-    from pipeline.evaluation.metrics import Share
 
 MOST_COUNTED = 20  # classes in the last line
 NONE = "none of the classes"
@@ -101,30 +97,13 @@ def predict(request: Request, form: str = "text", top: int | None = None, html: 
     asked = [one.file for one in answers] if request.model is None or request.split else []  # else not this project's
     used = own_images.known(asked, ("train", "val"), config) if is_counted or html else set()
     if is_counted:
-        print(*(f"predict: {line}" for line in last_lines(answers, used, request)), sep="\n", file=sys.stderr)
+        counts = as_counts(Counter(one.prediction if one.is_accepted else NONE for one in answers))
+        lines = [counts, *gallery_page.shares(answers, used, request)]
+        print(*(f"predict: {line}" for line in lines), sep="\n", file=sys.stderr)
     if html:
         files.write_text(html, gallery_page.page(answers, config, request, used))
         print(f"predict: the page, for a browser: {as_typed(html, request.below)}", file=sys.stderr)
     return len(refusals)
-
-
-def last_lines(answers: Sequence[Answer], used: Collection[str], request: Request) -> Iterator[str]:
-    """How many images got each class, how many get the right one, and how many were `used` in training."""
-    yield as_counts(Counter(one.prediction if one.is_accepted else NONE for one in answers))
-    if right := gallery_page.share_right(answers):
-        where = f"of split {request.split}" if request.split else "in folders that are named like a class"
-        yield as_share(where, right)
-    if used:
-        count = f"{sum(one.file in used for one in answers):,} of {len(answers):,} images were used in training"
-        yield f"{count}; the share of right answers is too high" if right else count
-    if used and (others := gallery_page.share_right(answers, used)):
-        yield as_share("of the images that were not used in training", others)
-
-
-def as_share(of: str, right: "Share") -> str:
-    """How many images get the right class."""
-    count = f"{round(right.count):,} of {right.images:,} images get the right class"
-    return f"{of}, {count} (95 % interval: {right.low:.3f} to {right.high:.3f})"
 
 
 def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:

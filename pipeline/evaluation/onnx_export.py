@@ -1,4 +1,4 @@
-"""The model as ONNX: the same bytes on every machine. With onnx_exact.py the owner of onnx.
+"""The model as ONNX: the same bytes on every machine.
 
 The graph takes pixels of 0 to 255 and normalizes them. The export does no arithmetic, because CPUs round differently:
 the weights are those of model.safetensors, and only operators that move values are applied to constants. torch writes
@@ -97,11 +97,6 @@ def trace(model: ExportedModel) -> onnx.ModelProto:
 def should_fold(node: Any) -> bool | None:
     """Whether the optimizer may compute this node: None leaves it to the optimizer, False forbids it."""
     return None if node.op_type in MOVING_OPERATORS else False
-
-
-def operators(content: bytes) -> set[str]:
-    """The names of the operators in a model.onnx."""
-    return {node.op_type for node in onnx.load_from_string(content).graph.node}
 
 
 def clean(model: onnx.ModelProto) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.data import credits
+from pipeline.dataset.split_table import ImageRow
 from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
@@ -50,12 +51,16 @@ NO_HEAT_MAPS = HeatMaps({})
 
 @dataclass(frozen=True)
 class Album:
-    """Thumbnails and credits of the images on a page, by path; of mistakes heat maps, and frames (heat_maps.frame)."""
+    """Thumbnails and credits of the images on a page, by path.
+
+    Of mistakes: heat maps, frames (heat_maps.frame), and the training photos beside them (nearest.photos).
+    """
 
     pictures: Mapping[str, Thumbnail]
     credits: Mapping[str, str]
     heat_maps: HeatMaps = NO_HEAT_MAPS
     frames: Mapping[str, str] = field(default_factory=dict)
+    nearest: Mapping[str, Sequence[ImageRow]] = field(default_factory=dict)
 
     def shot(self, path: str) -> Shot:
         """The image with this path."""

@@ -1,9 +1,10 @@
 """The report, a page about a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pipeline.config.model_names import EXACT_MODELS
 from pipeline.data import corrections, suspects
+from pipeline.dataset.split_table import ImageRow
 from pipeline.reporting import charts, gallery, heat_maps, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
@@ -19,8 +20,12 @@ def page(
     hard_answers: HardAnswers,
     pictures: Mapping[str, Thumbnail],
     maps: HeatMaps = NO_HEAT_MAPS,
+    nearest: Mapping[str, Sequence[ImageRow]] = {},
 ) -> str:
-    """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail."""
+    """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail.
+
+    `nearest`: path of a mistake → the training photos beside it.
+    """
     outcome = facts.outcome
     classes, counts = outcome.classes, outcome.counts
     frames = {
@@ -42,7 +47,7 @@ def page(
         is_exact=facts.model.model in EXACT_MODELS,
         is_narrow=len(classes) <= result.MOST_IN_HALF,
         hard_answers=hard_answers,
-        album=Album(pictures, facts.credits, maps, frames),
+        album=Album(pictures, facts.credits, maps, frames, nearest),
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,

@@ -17,7 +17,7 @@ from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import suspects
 from pipeline.dataset import split_table
-from pipeline.reporting import facts, gallery, heat_maps, page, thumbnails
+from pipeline.reporting import facts, gallery, heat_maps, nearest, page, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
@@ -45,13 +45,17 @@ def run(config: Params) -> None:
     )
     answers = gallery.hard_answers(run_facts.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
+    mistakes = [answer.path for answer in answers.mistakes]
+    # Features of a backbone that is trained further are not what the model sees.
+    near = {} if config.train.has_steps else nearest.photos(Path(paths.features), rows, mistakes)
     paths_on_page = image_paths(answers, run_facts.reliance.refused, run_facts.audit)
+    paths_on_page |= {row.path: True for some in near.values() for row in some}
     pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, config.run.decoding_threads, "report")
     if answers.mistakes:  # before torch is imported: the maps are the same bytes on every CPU
         classify.set_variables(config.train, replace(run_facts.model, arithmetic="portable"))
     maps = heat_maps.heat_maps(config, run_facts.model, source, answers.mistakes)
     target = Path(paths.reports) / "index.html"
-    files.write_text(target, page.page(run_facts, answers, pictures, maps))
+    files.write_text(target, page.page(run_facts, answers, pictures, maps, near))
     print(f"report: {target}: open it in a browser")
 
 

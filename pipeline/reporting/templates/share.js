@@ -1,14 +1,15 @@
 // The page: photos that are chosen, dropped or pasted get an answer, and stay on this device.
 const bytes = Uint8Array.from(atob(document.getElementById("model").textContent), (letter) => letter.charCodeAt(0));
-const model = read(bytes), view = JSON.parse(model.notes.view), classes = JSON.parse(model.notes.classes);
-const { limit, pad: PAD_COLOUR, check } = JSON.parse(document.getElementById("settings").textContent);
+const settings = JSON.parse(document.getElementById("settings").textContent);
+const { view, classes, limit, pad: PAD_COLOUR, check, steps } = settings;
+const tensors = constants(settings.constants, bytes);
 const results = document.getElementById("results"), drop = document.getElementById("drop");
 let tested; // before the first photo
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 
 // The logits and the log-probabilities of an image.
 function answer(pixels) {
-  const logits = [...compute(model, { pixels }).logits.data], highest = Math.max(...logits);
+  const logits = [...compute(steps, { ...tensors, pixels })], highest = Math.max(...logits);
   const total = logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0);
   return { logits, logs: logits.map((logit) => logit - highest - Math.log(total)) };
 }
