@@ -37,7 +37,6 @@ $(READY): requirements/lock.txt
 		{ grep -qs '^uv = ' $(VENV)/pyvenv.cfg && ! compgen -G '$(VENV)/lib/*/site-packages/*.dist-info' >/dev/null; } || { \
 		echo "setup: $(VENV) is there, and was not made by make setup; move it away, or remove it (rm -r $(VENV))" >&2; exit 1; }
 	@command -v git >/dev/null || { echo "setup: git is missing; install it (apt-get install git)" >&2; exit 1; }
-	@command -v setpriv >/dev/null || { echo "setup: setpriv is missing; install util-linux" >&2; exit 1; }
 	@test -n "$(PYTHON)" || { echo "setup: python3 is missing; install Python 3.11 or 3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 13))' || { \
 		echo "setup: $(PYTHON) is $$("$(PYTHON)" --version); needed: 3.11.4 to 3.12; name one: make setup PYTHON=python3.12" >&2; exit 1; }

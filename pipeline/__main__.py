@@ -53,7 +53,6 @@ from pipeline.command_line import (
     version,
 )
 from pipeline.running import terminal
-from pipeline.running.exits import LAUNCHER
 
 LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
@@ -129,8 +128,9 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(name, rest, below)
     if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
         return exit_status(terminal.red(name), refuse_nowhere)
-    if name == "rank" or COMMANDS[name].group == STAGES:
-        linux.die_with(int(os.environ.pop(LAUNCHER, "") or os.getppid()))
+    parent = os.environ.pop(linux.PARENT, "")  # the processes that it starts have another one
+    if parent or name == "rank" or COMMANDS[name].group == STAGES:
+        linux.die_with(int(parent or os.getppid()))
     set_up_interpreter()
     tell_project(below)
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))

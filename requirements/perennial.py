@@ -13,6 +13,7 @@ the project; only `model` imports torch.
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -221,7 +222,7 @@ class Project:
                     print(line, end="", file=target, flush=True)
 
         process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", python, "-m", "pipeline", *words],
+            [python, "-m", "pipeline", *words], env={**os.environ, "PERENNIAL_PARENT": str(os.getpid())},
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
             process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
         )  # fmt: skip

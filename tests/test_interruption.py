@@ -159,7 +159,7 @@ def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
 def test_a_process_whose_launcher_has_ended_does_not_begin(tmp_path: Path) -> None:
     """The launcher can end before its process asks the kernel to end with it. Nobody would know of this process."""
     folder = small_world(tmp_path)
-    assert ends(fork_ranks(folder, PERENNIAL_LAUNCHER="1")) == [1]
+    assert ends(fork_ranks(folder, PERENNIAL_PARENT="1")) == [1]
     assert [path.name for path in folder.glob("runs/*/*")] == []
 
 

@@ -36,7 +36,9 @@ def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 PROGRAM = """
-import signal, sys, time
+import ctypes, os, signal, sys, time
+assert os.environ["PERENNIAL_PARENT"] == str(os.getppid())
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # as pipeline/base/linux.py does for this variable
 print(*sys.argv[1:], flush=True)
 print("why", file=sys.stderr)
 def stop(number, _):

@@ -386,7 +386,7 @@ def test_an_empty_folder_in_the_run_cache_is_no_entry(capfd: pytest.CaptureFixtu
     ("command", "is_ours"),
     [
         ("python -m pipeline repro", True), ("python -u -m pipeline rank train", True),
-        ("srun --nodes=2 python -m pipeline rank train", True), ("setpriv --pdeathsig TERM python -m pipeline", True),
+        ("srun --nodes=2 python -m pipeline rank train", True), ("nohup python -m pipeline", True),
         ("python -m pipeline.planning.trial question", True), ("/venv/bin/python3 /venv/bin/perennial repro", True),
         ("python -m pipelines", False), ("less /home/me/perennial", False), ("python -m", False), ("python", False),
     ],

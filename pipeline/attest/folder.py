@@ -13,7 +13,7 @@ from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, StageHashes
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
-COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
+COMMAND = "exec python -m pipeline {stage}"  # of each stage of dvc.yaml
 FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit"
 ANY_STAGE = "dvc pull or dvc checkout restores it; perennial repro makes all but your own photos and weights again"
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from pipeline.base import errors, files, locks
+from pipeline.base import errors, files, linux, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.checks import machine, validity
 from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import checkpoint_copy, frame, launchers, variables
-from pipeline.running.exits import ENDED_NOTE, LAUNCHER
+from pipeline.running.exits import ENDED_NOTE
 from pipeline.running.launchers import SIGNAL_TIMES, NodeLost
 
 LAUNCH = "launch-"  # the begin of the name of a folder with the notes of a launcher, in paths.runs
@@ -41,7 +41,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
         stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
             os.environ |= {frame.STOPPED_NOTE: str(stop_note), ENDED_NOTE: str(end_notes)}
-            os.environ[LAUNCHER] = "" if run.launcher == "slurm" else str(os.getpid())
+            os.environ[linux.PARENT] = "" if run.launcher == "slurm" else str(os.getpid())
             for note in Path(folder).glob("ended*"):
                 note.unlink()
             try:
@@ -56,7 +56,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
             else:
                 break
             finally:
-                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE], os.environ[LAUNCHER]
+                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE], os.environ[linux.PARENT]
             if stop_note.exists():
                 break
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)

@@ -143,6 +143,7 @@ class Run:
         self.has_command = self.is_starting = True
         others = children.pids()
         words = dvc.stage.run._make_cmd(executable, command)
+        options["env"][linux.PARENT] = str(os.getpid())
         self.command = subprocess.Popen(words, process_group=0, **options)
         if self.signal:
             children.send(self.command, self.signal)
