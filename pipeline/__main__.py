@@ -62,7 +62,7 @@ def module_of(arguments: argparse.Namespace) -> str:
     """The module of a command: its `main(arguments)` returns the exit status."""
     name: str = arguments.command
     if name == "rank":
-        return f"pipeline.stages.{arguments.stage}"
+        return f"pipeline.{'planning' if arguments.stage == 'trial' else 'stages'}.{arguments.stage}"
     if name in LAUNCHED:
         return LAUNCHED[name]
     return f"pipeline.{'stages' if COMMANDS[name].group == STAGES else 'commands'}.{name.replace('-', '_')}"

@@ -180,7 +180,8 @@ def continue_from(parser: Parser) -> None:
 
 
 def rank(parser: Parser) -> None:
-    parser.add_argument("stage", choices=("features", "train", "evaluate"))
+    parser.add_argument("stage", choices=("features", "train", "evaluate", "trial"))
+    parser.add_argument("folder", nargs="?")  # of a trial
 
 
 COMMANDS = {
@@ -214,7 +215,7 @@ COMMANDS = {
     "export": Command(STAGES, "write the model as ONNX, and compare its answers on the test images"),
     "card": Command(STAGES, "write the model card for the Hugging Face Hub"),
     "report": Command(STAGES, "write a page with the figures, the curves, the mistakes and the data"),
-    "rank": Command("", "one process of features, train or evaluate; the launcher starts it", rank),
+    "rank": Command("", "one process of features, train, evaluate or a trial; the launcher starts it", rank),
 }
 
 
