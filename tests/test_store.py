@@ -76,7 +76,7 @@ def work(study: Study, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             md5 = files.md5(job.folder / EVAL)
             outs = [{"path": EVAL, "md5": md5}, {"path": "models/model.safetensors", "md5": "c" * 32}]
             write_params(job.folder / "dvc.lock", {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
-            yield job, Fault(job.name, "exit status 1", "failed", remedy="its log") if job.name == "bad" else None
+            yield job, [Fault(job.name, "exit status 1", "failed", remedy="its log")] * (job.name == "bad")
 
     monkeypatch.setattr(runner, "run_all", run_all)
     monkeypatch.setattr(workcopy, "repair_cache", lambda _: False)
@@ -118,7 +118,7 @@ def test_a_failed_training_keeps_its_log_and_ends_the_others(study: Study, work:
         store.results(study, [bad, OTHER])
     assert work == ["bad"]
     ends = list(store.run(study, [bad, OTHER]))
-    assert [bool(failure) for *_, failure in ends] == [True, False]
+    assert [len(failures) for *_, failures in ends] == [1, 0]
     assert (study.result(bad) / runner.LOG).read_text() == "what it said"
     assert study.hashes(OTHER)
 

@@ -124,11 +124,11 @@ def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
         if result.figures and result.experiment not in names:
             trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for training, folder, failure in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        if failure:
+    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        for fault in failures:
             number, log = by_training[training.name].number, folder / runner.LOG
-            say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        else:
+            say(f"trial {number} has failed: {fault.value}: {fault.reason}; its log: {log}")
+        if not failures:
             trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
 

@@ -138,13 +138,12 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
 def run(job: Job) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
     with closing(runner.run_all([job], [runner.here()], "verify")) as ends:
-        ((_, failure),) = ends
-    if not failure:
-        return []
+        ((_, failures),) = ends
     log = job.folder / runner.LOG
-    repetition.LOG.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(log, repetition.LOG)
-    return [replace(failure, remedy=failure.remedy.replace(str(log), str(repetition.LOG)))]
+    if failures:
+        repetition.LOG.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, repetition.LOG)
+    return [replace(fault, remedy=fault.remedy.replace(str(log), str(repetition.LOG))) for fault in failures]
 
 
 def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:

@@ -170,8 +170,8 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     Raises UserError if a training fails, or if DVC's cache was damaged meanwhile. Then the others are ended.
     """
     new = []
-    for _, result, failure in run(study, trainings):
-        raise_if_any([failure] if failure else [])
+    for _, result, failures in run(study, trainings):
+        raise_if_any(failures)
         new.append(result)
     if new and workcopy.repair_cache(study.command):
         for result in new:
@@ -214,10 +214,10 @@ def announce(study: Study, trainings: Sequence[Training]) -> None:
     print(f"{study.command}: time of {count}{at_once}: {time}", flush=True)
 
 
-def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, Fault | None]]:
+def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, list[Fault]]]:
     """Run those of these trainings that have no result. Yields each at its end, when its result or its log is kept.
 
-    With the folder of its result, and with the reason if it has failed.
+    With the folder of its result, and with the faults why it has failed.
     """
     waiting = [training for training in trainings if not study.hashes(training)]
     if finished := len(trainings) - len(waiting):
@@ -231,19 +231,19 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
         for copy, training in by_copy.items()
     ]  # fmt: skip
     with closing(runner.run_all(jobs, study.slots, study.command)) as ends:
-        for job, failure in ends:
+        for job, failures in ends:
             copy, training = job.folder, by_copy[job.folder]
             result = study.result(training)
             with locks.exclusive(RESULTS), files.atomic_folder(result) as new:  # two studies may have one training
-                if failure:
+                if failures:
                     workcopy.copy_files([Path(runner.LOG)], copy, new)
                 else:
                     _keep(study, copy, new)
-            if not failure:
+            if not failures:
                 for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
                     files.remove(checkpoint)
                 files.remove(copy)
-            yield training, result, failure
+            yield training, result, failures
 
 
 def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:
