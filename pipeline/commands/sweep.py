@@ -27,7 +27,6 @@ from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Study, Training
 from pipeline.studies.trials import TrialResult
-from pipeline.versioning import programs
 
 EXAMPLE = "docs/sweep.yaml"
 TRAIN = "weights", "features", "train"  # the stages of a trial
@@ -57,7 +56,7 @@ class Runs:
         training = self.training(trial)
         folder, has_result = self.study.result(training), bool(self.study.hashes(training))
         figures_of_trial = (figures.read(folder / Paths.metrics, TrainFigures),) if has_result else ()
-        return TrialResult(trial, self.study.experiment(training), figures_of_trial, folder)
+        return TrialResult(trial, figures_of_trial, folder)
 
 
 def say(sentence: str) -> None:
@@ -119,17 +118,11 @@ def search_by_results(runs: Runs) -> list[TrialResult]:
 
 def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
     """Run those of these trials that have no result. Returns the result of each. A trial that fails ends no other."""
-    names = {ref.rpartition("/")[2] for ref in programs.output("git", "for-each-ref", "refs/exps").splitlines()}
-    for result in map(runs.result, plan):
-        if result.figures and result.experiment not in names:
-            trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
     for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
         for fault in failures:
             number, log = by_training[training.name].number, folder / runner.LOG
             say(f"trial {number} has failed: {fault.value}: {fault.reason}; its log: {log}")
-        if not failures:
-            trials.publish(runs.study.experiment(training), folder, runs.config)
     return list(map(runs.result, plan))
 
 
@@ -139,7 +132,6 @@ def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     name, title = trials.name(runs.sweep.name, "best"), f"the best one, trial {trial.number}, on the test images"
     training = Training(name, trial.values, title)
     (result,) = store.results(tested, [training])
-    trials.publish(tested.experiment(training), result.folder, runs.config)
     return figures.read(result.folder / Paths.metrics, EvalFigures)
 
 
