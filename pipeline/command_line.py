@@ -124,13 +124,6 @@ def verify(parser: Parser) -> None:
     audit.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="a part of what is drawn")
     audit.add_argument("--processes", metavar="N", type=positive, help="of the training, with train.parallel: elastic")
     as_statement(audit)
-    what = "train several seeds here, and compare accuracies with the recorded ones (exit status 3: lower)"
-    elsewhere = others.add_parser("elsewhere", help=what)
-    elsewhere.add_argument("--seeds", metavar="N", type=int, help="as many seeds (default: as recorded)")
-    at_a_time(elsewhere, "trainings")
-    record = others.add_parser("record-seeds", help="train several seeds, and record their accuracies for elsewhere")
-    record.add_argument("count", metavar="N", type=int, help="as many seeds")
-    at_a_time(record, "trainings")
 
 
 def as_statement(parser: Parser) -> None:

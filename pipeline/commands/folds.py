@@ -95,7 +95,11 @@ def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     if not (differences := list(record.differences(recipe, result))):
         print(f"\nfolds: {name}: the same bytes as recorded")
         return 0
-    print(f"\nfolds: {name}: accuracy {result.figures['accuracy']:.4f}, recorded {recipe.figures['accuracy']:.4f}")
+    here, recorded = (
+        "{accuracy:.4f} (95 % interval {accuracy_low:.4f} to {accuracy_high:.4f})".format(**each.figures)
+        for each in (result, recipe)
+    )
+    print(f"\nfolds: {name}: accuracy {here}, recorded {recorded}")
     for sentence in differences:
         print(f"folds: {name}: {sentence}")
     return DIFFERENT

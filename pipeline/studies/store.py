@@ -1,6 +1,6 @@
 """Trainings in work copies, and the store of their results: a folder for each, named by what decides the result.
 
-A study (sweep, folds, curve, classes that are left out, seeds) is a list of trainings, and a function of their results.
+A study (sweep, folds, curve, classes that are left out) is a list of trainings, and a function of their results.
 If a study is killed, the same command goes on: results stay, and an interrupted training goes on from its checkpoint.
 A work copy is there only while its training runs. It reads the outputs of other stages where its source has them.
 """
@@ -57,8 +57,7 @@ class Study:
     slots: Sequence[Slot]  # one for each training at a time
     stages: tuple[str, ...]  # of a training; the stages before them have run in the source
     outputs: tuple[str, ...]  # those that a result has
-    options: tuple[str, ...] = ("--single-item",)  # of `dvc repro`
-    others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as the hardware
+    others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as weights
     commit: str = ""  # that of the code of the source, as an Origin has it; of a study of the project alone
 
     @cached_property
@@ -225,8 +224,8 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
     by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
     jobs = [
         Job(
-            training.title, copy, study.stages, study.options, {"DVC_EXP_NAME": copy.name},
-            partial(_make_copy, study, copy, training.values),
+            training.title, copy, study.stages, environ={"DVC_EXP_NAME": copy.name},
+            prepare=partial(_make_copy, study, copy, training.values),
         )
         for copy, training in by_copy.items()
     ]  # fmt: skip
