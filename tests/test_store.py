@@ -1,6 +1,5 @@
 """The store of results: what decides a result, which results count, and what stays of a training."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
-from pipeline.planning import estimate
-from pipeline.planning.survey import Survey
 from pipeline.studies import runner, store, workcopy
 from pipeline.studies.runner import Job
 from pipeline.studies.store import Study, Training
@@ -143,28 +140,3 @@ def test_a_start_finds_the_checkpoints_alone(tmp_path: Path, monkeypatch: pytest
     with store.study_folder("mine", "mine"):
         assert [path.name for path in folder.glob("*/")] == [store.RUNS]
     assert not folder.exists()
-
-
-def test_the_time_is_measured_on_the_cores_of_one_training(
-    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Six trainings, four at a time: twice as long as one. Fewer epochs or training images take less time."""
-    calls, before = list[tuple[int, set[int]]](), os.sched_getaffinity(0)
-    config = study.source.config
-    files.write_csv(study.source.folder / "metrics/images.csv", ["class", "train", "val", "test"], [["a", 7, 1, 1]])
-
-    def parts(changed: params.Params, data: Survey) -> list[estimate.Part]:
-        calls.append((data.images, os.sched_getaffinity(0)))
-        seconds = 3000.0 * changed.train.epochs
-        return [estimate.Part("split and prepare", 999.0, ""), estimate.Part("train", seconds, "")]
-
-    monkeypatch.setattr(estimate, "measure_parts", parts)
-    slots = runner.slots(config, 4)
-    for values, expected in (({"train.epochs": 1}, 6000.0), ({"train.epochs": 2}, 12000.0)):
-        store.announce(replace(study, slots=slots), [Training("one", values, "")] * 6)
-        assert estimate.time_in_words(expected) in capsys.readouterr().out
-    mixed = [Training("one", values, "") for values in ({}, {"split.train_share": 0.5})] * 2
-    store.announce(replace(study, slots=slots), mixed)
-    assert estimate.time_in_words(2250.0) in capsys.readouterr().out
-    assert calls[0] == (9, set(slots[0].cores))
-    assert os.sched_getaffinity(0) == before

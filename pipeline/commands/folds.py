@@ -116,7 +116,7 @@ def folds(arguments: Namespace) -> int:
         runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         trainings = plan.trainings()
         answers.check(store.splits(runs, [trainings[plan.seeds[0], fold] for fold in range(plan.folds)]))
-        results = dict(zip(trainings, store.announced(runs, [*trainings.values()]), strict=True))
+        results = dict(zip(trainings, store.results(runs, [*trainings.values()]), strict=True))
         result = answers.write(config, runs, results, answers.read(results), f"perennial folds {repeat}")
         return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 

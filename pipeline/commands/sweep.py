@@ -78,7 +78,9 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         study = store.of_project("sweep", folder, {}, slots, first=DATA)
         study = replace(study, runs=RUNS, stages=TRAIN, outputs=(TRAIN_FILE,), others={"weights": own})
         runs = Runs(plan, config, first, study)
-        best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
+        best_first = trials.sort_by_rank(
+            search_by_results(runs) if plan.search == "tpe" else run(runs, search.plan(plan, first))
+        )
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
         print(f"\n{trials.text_table(best_first)}\n", flush=True)
@@ -99,17 +101,9 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> lis
     return runner.slots(config, jobs, on)
 
 
-def run_plan(runs: Runs) -> list[TrialResult]:
-    """Run the trials of a grid or a random search. Returns the result of each."""
-    plan = search.plan(runs.sweep, runs.present)
-    store.announce(runs.study, [runs.training(trial) for trial in plan])
-    return run(runs, plan)
-
-
 def search_by_results(runs: Runs) -> list[TrialResult]:
     """Run trials one after another, each with values that follow from the results before it. Returns all results."""
     results = list[TrialResult]()
-    store.announce(runs.study, [runs.training(Trial(1, runs.present))] * runs.sweep.trials)
     for number in range(1, runs.sweep.trials + 1):
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
         results += run(runs, [search.tpe(runs.sweep, runs.present, number, accuracies)])

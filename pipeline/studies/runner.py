@@ -111,17 +111,6 @@ def slots(config: Params, parallel: int, on: str = "") -> list[Slot]:
     return [Slot(share, tuple(gpus[k * each : (k + 1) * each])) for k, share in enumerate(shares)]
 
 
-@contextmanager
-def cores_of(slot: Slot) -> Iterator[None]:
-    """Restrict this process to the cores of a slot inside the block: so it measures the speed of a run."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, slot.cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[tuple[Job, list[Fault]]]:
     """Run the jobs, one in each slot at a time, and yield each at its end, with the faults why it failed.
 

@@ -5,8 +5,6 @@ If a study is killed, the same command goes on: results stay, and an interrupted
 A work copy is there only while its training runs. It reads the outputs of other stages where its source has them.
 """
 
-import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,9 +16,6 @@ from pipeline.base import files, locks, schema
 from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
-from pipeline.data import split_report
-from pipeline.evaluation import figures
-from pipeline.planning.survey import Survey
 from pipeline.studies import record, runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
@@ -180,37 +175,6 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
         Result(folder := study.result(training), params.load(folder / params.FILE), study.hashes(training))
         for training in trainings
     ]
-
-
-def announced(study: Study, trainings: Sequence[Training]) -> list[Result]:
-    """`results`, after `announce`."""
-    announce(study, trainings)
-    return results(study, trainings)
-
-
-def announce(study: Study, trainings: Sequence[Training]) -> None:
-    """Print how long those of these trainings take that have no result, from a few training steps. Takes seconds.
-
-    The source has run `split`. Raises UserError if a step fails. On a cluster nobody knows how fast the nodes are.
-    """
-    from pipeline.planning import estimate  # imports what decodes images, which takes a second
-
-    trainings = [training for training in trainings if not study.hashes(training)]
-    if not trainings or study.slots[0].sbatch:
-        return
-    print(f"{study.command}: measuring a few training steps …", flush=True)
-    rows = files.read_csv(study.source.folder / Paths.metrics / split_report.IMAGES)
-    configs = [params.with_values(study.source.config, training.values) for training in trainings]
-    with runner.cores_of(study.slots[0]):
-        parts = estimate.measure_parts(configs[0], Survey("", len(rows), figures.image_counts(rows)))
-    work = [config.train.epochs * config.split.train_share for config in configs]
-    rounds = math.ceil(len(trainings) / len(study.slots))
-    factors = {"train": rounds * statistics.mean(work) / work[0], "everything else": rounds}
-    whole = [replace(part, seconds=part.seconds * factors[part.name]) for part in parts if part.name in factors]
-    at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
-    time = estimate.describe_total(configs[0], whole)
-    count = f"{len(trainings)} training{'s' if len(trainings) > 1 else ''}"
-    print(f"{study.command}: time of {count}{at_once}: {time}", flush=True)
 
 
 def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, list[Fault]]]:
