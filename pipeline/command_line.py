@@ -187,7 +187,6 @@ COMMANDS = {
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
     "params": Command(MORE, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(MORE, "start the next training from a model that is in DVC", continue_from),
-    "clean-runs": Command(MORE, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
     "prepare": Command(STAGES, "resize the images, and pack them into one file"),
