@@ -42,11 +42,10 @@ def start(parser: Parser) -> None:
 
 def new(parser: Parser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
-    parser.add_argument("--photos", metavar="FOLDER", help="as of perennial start: for the line to type next")
 
 
 def upgrade(parser: Parser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, another project, or an address of Git")
+    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, or another project")
     parser.add_argument("revision", nargs="?", metavar="REV", help="a commit, branch or tag (default: the last commit)")
 
 

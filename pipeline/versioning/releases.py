@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.base import files, schema
-from pipeline.base.errors import Fault, UserError, missing, without_secrets
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.versioning import programs
 
 # All that a project needs, what code reads of docs/ and results/ included. The workflows in .github are of Perennial.
@@ -98,20 +98,6 @@ def source_of(folder: Path, revision: str = "") -> Source:
 def names_of(status: str) -> str:
     """The names of the files in the short status of Git."""
     return ", ".join(line[3:] for line in status.splitlines())
-
-
-def fetched(address: str, revision: str, folder: Path) -> Source:
-    """The commit of the repository with an address of Git, fetched without its history into a folder.
-
-    Raises UserError, also for a project: its release lies in its history.
-    """
-    git("init", "--quiet", "--bare", str(folder))
-    git("fetch", "--quiet", "--no-tags", "--depth=1", "--end-of-options", address, revision or "HEAD", cwd=folder)
-    commit = programs.commit_of("FETCH_HEAD", folder)
-    if git("ls-tree", commit, "--", str(RECORD), cwd=folder):
-        allowed = "an address of Perennial; the folder of a project"
-        raise UserError(Fault("SOURCE", without_secrets(address), "value", "it is the address of a project", allowed))
-    return Source(folder, commit)
 
 
 def write_files(source: Source, folder: Path) -> Release:
