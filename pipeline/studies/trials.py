@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.base.text import display_width, pad
 from pipeline.checks.machine import Machine
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.running.terminal import columns
 from pipeline.studies import runner
 from pipeline.studies.ranges import Sweep, Trial
 
@@ -91,8 +91,7 @@ def text_table(best_first: Sequence[TrialResult]) -> str:
         [f"{rank}." if rank else "–", f"{result.trial.number}", *figure_cells(result), describe(result.trial.values)]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]
-    widths = [max(map(display_width, column)) for column in zip(head, *rows, strict=True)][:-1]
-    return "\n".join("  ".join([*map(pad, row, widths), row[-1]]).rstrip() for row in [head, *rows])
+    return "\n".join(columns([head, *rows]))
 
 
 def figure_cells(result: TrialResult) -> list[str]:
