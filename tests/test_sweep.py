@@ -94,7 +94,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def finished(folder: Path) -> dict[str, int]:
     """The result of each finished trial → its file's number, which another training would change."""
-    return {path.parent.name: path.stat().st_ino for path in (folder / store.RESULTS).glob(f"*/{store.HASHES}")}
+    return {path.parent.name: path.stat().st_ino for path in (folder / store.RESULTS).glob(f"[!.]*/{store.HASHES}")}
 
 
 @pytest.fixture(scope="module")
