@@ -1,6 +1,7 @@
 """The estimate of a run: real training steps with the given params, and the sum of its parts."""
 
 import importlib.util
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -53,7 +54,9 @@ def test_the_steps_are_real_with_two_processes(raw: dict[str, Any], monkeypatch:
     changes = {"train__parallel": "ddp", "run__processes": 2, "train__class_weights": "balanced"}
     config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    before = dict(os.environ)
     lines = list(estimate.report_lines(config, replace(survey.survey(config), classes=100)))
+    assert dict(os.environ) == before  # a preset that is measured next has other threads
     assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
     assert "steps: 2 of" in lines[2]
     assert "images: 20 of" in lines[3]
