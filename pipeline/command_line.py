@@ -115,12 +115,21 @@ def compare(parser: Parser) -> None:
 
 def verify(parser: Parser) -> None:
     parser.add_argument("--stage", metavar="NAME", help="run this stage only")
+    as_statement(parser)
     others = parser.add_subparsers(dest="what", title="instead of all stages")
     audit = others.add_parser("audit", help="repeat a part of the training, from states in states/ (run.keep_states)")
     audit.add_argument("share", metavar="SHARE", type=share, help="of the training, drawn at random: 0.1 is a tenth")
     audit.add_argument("--seed", metavar="N", type=int, help="draws the segments (default: a new one)")
     audit.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="a part of what is drawn")
     audit.add_argument("--processes", metavar="N", type=positive, help="of the training, with train.parallel: elastic")
+    as_statement(audit)
+
+
+def as_statement(parser: Parser) -> None:
+    """Whether stdout has a statement of what was repeated."""
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: if all is equal, an in-toto statement, which cosign can sign"
+    )
 
 
 def at_a_time(parser: Parser, what: str) -> None:

@@ -254,7 +254,7 @@ def test_an_audit_of_everything_refuses_a_forged_claim(
 
 @pytest.mark.nightly("a project under DVC, repeated three times; make test has the audit without DVC")
 def test_a_project_is_audited_and_its_first_other_epoch_named(tmp_path: Path) -> None:
-    """The copies of the project's checkpoints stay as they are."""
+    """A statement has what was repeated."""
     (tmp_path / "temporary").mkdir()
     drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
     copies: dict[str, Any] = {"run__checkpoint_copy": str(tmp_path / "copies")}
@@ -264,8 +264,9 @@ def test_a_project_is_audited_and_its_first_other_epoch_named(tmp_path: Path) ->
     (copies_of_run,) = (tmp_path / "copies").iterdir()
     before = digests(copies_of_run, ".")
     assert "checkpoint.pt" in before
-    done = verify(project, "audit", "0.5", "--seed", "3")
+    done = verify(project, "audit", "0.5", "--seed", "3", "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicate"]["passedTests"] == ["audit 0.5 of train, seed 3, part 1/1"]
     edit_history(project, 2, DIGEST)
     call(project, "dvc", "commit", "--force")
     commit(project)

@@ -1,6 +1,7 @@
 """`perennial verify` in a clone repeats what somebody else has published, and refuses what was tampered with."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,13 +45,16 @@ def test_a_clone_of_a_published_run_can_be_repeated(published: Path) -> None:
 
 
 @pytest.mark.nightly("every stage under DVC; make test-ci repeats the run of a folder, and checks such a clone")
-def test_a_published_run_is_repeated(published: Path) -> None:
+def test_a_published_run_is_repeated_and_stated(published: Path) -> None:
     """The clone gets no outputs."""
     folder = cloned(published)
-    done = verify(folder)
+    done = verify(folder, "--json")
     assert done.returncode == 0, done.stderr
-    same = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")]
+    same = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("  same")]
     assert same == [*dvc_lock.outputs(dvc_lock.read())]
+    stated = json.loads(done.stdout)
+    assert [each["name"] for each in stated["subject"]] == ["dvc.lock"]
+    assert stated["predicate"]["passedTests"][:2] == ["download", "split"]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     assert not (folder / "models/model.json").exists()
 

@@ -24,22 +24,30 @@ In a clone of what somebody else has published, nobody has to have the outputs: 
 stage is repeated. This runs somebody else's code, this check among it, as your user. Photos and weights of `dvc add`
 come from its remote.
 
+--json: what a person reads goes to stderr. stdout has one JSON object, an in-toto statement (attest/statement.py), or
+nothing if something differs.
+
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
 """
 
+import json
+import os
 import secrets
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pipeline.attest import clone, comparison, folder, repetition, segments
+from pipeline.attest import clone, comparison, folder, repetition, segments, statement
 from pipeline.base import errors, files
 from pipeline.base.errors import DIFFERENT, NOT_HERE, Fault, UserError, exit_status, missing
+from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.running import terminal
@@ -157,11 +165,48 @@ def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[
 
 def repeat_as_asked(arguments: Namespace) -> int:
     """Repeat all stages, one, or the segments of the training that a seed draws. Returns the exit status."""
+    if not arguments.json:
+        return repeat_part(arguments)
+    with stdout_to_stderr():
+        stated = state(arguments)  # before any stage runs
+        status = repeat_part(arguments)
+    if status == 0:
+        print(json.dumps(stated, indent=2, sort_keys=True))
+    return status
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """A block in which what this process and its children print, such as a training, goes to stderr."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def repeat_part(arguments: Namespace) -> int:
+    """The same, with everything that is said on stdout."""
     if arguments.what is None:
         return verify(arguments.stage)
     return segments.audit(
         *folder.checked(), arguments.share, arguments.seed, part=arguments.part, processes=arguments.processes
     )
+
+
+def state(arguments: Namespace) -> dict[str, Any]:
+    """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
+    if not dvc_lock.LOCK.exists():
+        raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
+    config = params.load()
+    tests = stages(config, dvc_lock.read(), arguments.stage)
+    if arguments.what == "audit":
+        part = "/".join(map(str, arguments.part))
+        tests = [f"audit {arguments.share} of train, seed {arguments.seed}, part {part}"]
+    return statement.make(config, programs.last_commit(), tests)
 
 
 def main(arguments: Namespace) -> int:
