@@ -42,11 +42,10 @@ def start(parser: Parser) -> None:
 
 def new(parser: Parser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="a new or an empty folder")
-    parser.add_argument("--photos", metavar="FOLDER", help="as of perennial start: for the line to type next")
 
 
 def upgrade(parser: Parser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, another project, or an address of Git")
+    parser.add_argument("source", metavar="SOURCE", help="a clone of Perennial, or another project")
     parser.add_argument("revision", nargs="?", metavar="REV", help="a commit, branch or tag (default: the last commit)")
 
 
@@ -124,13 +123,6 @@ def verify(parser: Parser) -> None:
     audit.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="a part of what is drawn")
     audit.add_argument("--processes", metavar="N", type=positive, help="of the training, with train.parallel: elastic")
     as_statement(audit)
-    what = "train several seeds here, and compare accuracies with the recorded ones (exit status 3: lower)"
-    elsewhere = others.add_parser("elsewhere", help=what)
-    elsewhere.add_argument("--seeds", metavar="N", type=int, help="as many seeds (default: as recorded)")
-    at_a_time(elsewhere, "trainings")
-    record = others.add_parser("record-seeds", help="train several seeds, and record their accuracies for elsewhere")
-    record.add_argument("count", metavar="N", type=int, help="as many seeds")
-    at_a_time(record, "trainings")
 
 
 def as_statement(parser: Parser) -> None:
@@ -180,7 +172,8 @@ def continue_from(parser: Parser) -> None:
 
 
 def rank(parser: Parser) -> None:
-    parser.add_argument("stage", choices=("features", "train", "evaluate"))
+    parser.add_argument("stage", choices=("features", "train", "evaluate", "trial"))
+    parser.add_argument("folder", nargs="?")  # of a trial
 
 
 COMMANDS = {
@@ -200,10 +193,8 @@ COMMANDS = {
     "share": Command(ASK, "write one HTML file that classifies photos in any browser, without a network", share_),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
-    "check": Command(MORE, "say whether pipeline/ is that of the release in perennial.json", answers=True),
     "params": Command(MORE, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(MORE, "start the next training from a model that is in DVC", continue_from),
-    "clean-runs": Command(MORE, "remove what finished and stale runs left in runs/"),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),
     "split": Command(STAGES, "check every image, and assign it to train, val or test"),
     "prepare": Command(STAGES, "resize the images, and pack them into one file"),
@@ -214,7 +205,7 @@ COMMANDS = {
     "export": Command(STAGES, "write the model as ONNX, and compare its answers on the test images"),
     "card": Command(STAGES, "write the model card for the Hugging Face Hub"),
     "report": Command(STAGES, "write a page with the figures, the curves, the mistakes and the data"),
-    "rank": Command("", "one process of features, train or evaluate; the launcher starts it", rank),
+    "rank": Command("", "one process of features, train, evaluate or a trial; the launcher starts it", rank),
 }
 
 

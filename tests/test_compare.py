@@ -19,6 +19,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.reporting.gallery import Album
+from pipeline.running import terminal
 from pipeline.sources import originals
 from pipeline.studies import revisions, study
 from pipeline.studies.revisions import Revision
@@ -43,7 +44,7 @@ def revision(name: str, **changes: Any) -> Revision:
 def lines(*all_of: Revision) -> list[str]:
     """The table of these revisions."""
     rows = [list(compare.HEAD), *(compare.cells(one, all_of[0], compare.differing_params(all_of)) for one in all_of)]
-    return list(compare.plain(rows))
+    return list(terminal.columns(rows))
 
 
 def test_only_changed_params_are_shown_and_accuracies_have_the_interval_of_their_images() -> None:

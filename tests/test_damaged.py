@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import chdir
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.attest import clone, seeds, segments
+from pipeline.attest import clone, segments
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
@@ -54,11 +53,6 @@ NET = network.build(SMALL, 2, 0)
 WEIGHTS, OWN = f"weights/{SMALL}.safetensors", ("mine.pth", "mine.safetensors")
 DEMO = PROJECT / "results/demo/metrics"
 PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
-HASHES: dvc_lock.StageHashes = {
-    "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
-    "train": {"deps": {"data/packed": "1.dir"}, "outs": {"models/model.json": "3"}},
-    "evaluate": {"deps": {"models/model.json": "3"}, "outs": {"metrics/eval.json": "4"}},
-}
 TEXTS = {
     "data/split.csv": SPLIT, "data/kept.csv": KEPT,
     "dvc.lock": "schema: '2.0'\nstages:\n  train:\n    cmd: x\n    outs:\n    - path: models\n      md5: abc\n",
@@ -102,8 +96,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "data/features.npy", np.ones((4, 3), np.float32))
     shutil.copy(folder / WEIGHTS, folder / "mine.safetensors")
     checkpoint.save(folder / "runs/1/checkpoint.pt", {"step": 1})
-    with chdir(folder):
-        seeds.write(seeds.path(params.load()), params.load(), HASHES, {0: 0.5, 1: 0.6})
     return folder
 
 
@@ -236,7 +228,6 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
     "metrics/predictions.csv": pairs("p_b", "p_c", "0.75", "x", ",b,a", ",c,a", ",a,a,", ",a,c,", ",0.25", ""),
     "metrics/calibration.csv": (swap("low", "least"), swap("0.05,0.5", "0.05"), swap(",2,", ",two,")),
     "metrics/suspects.csv": (text("issue\nx\n"), text("\0"), *pairs("dark", "dim", "0.1", "low")),
-    "metrics/seeds.json": (text("{"), put(seeds=[{"seed": 0, "accuracy": 2.0}, {"seed": 1, "accuracy": 0.5}])),
     "folds/predictions.csv": pairs("p_b", "p_c", "0.75", "x", ",b,a", ",a,a", "b/1", "b/2", ",0.25", ""),
     "models/acceptance.json": (put(coverage=1.5), put(highest=[0.9, 0.1]), put(highest=[1.5]), put(classes=0)),
     "record.json": (text("{}"),),
@@ -283,7 +274,6 @@ READERS: dict[str, Callable[[], object]] = {
     WEIGHTS: lambda: pretrained.load_into(NET, Path(WEIGHTS)),
     **{name: partial(pretrained._read, Path(name)) for name in OWN},
     "metrics/suspects.csv": lambda: suspects.read(Path("metrics/suspects.csv")),
-    "metrics/seeds.json": lambda: seeds.read(params.load(), HASHES, 0.5),
     "folds/predictions.csv": lambda: pooling.read({(0, 0): Path("folds/predictions.csv")}, LABELS),
     "record.json": lambda: record.read(Path("record.json")),
     "dvc.lock": lambda: (dvc_lock.read(), dvc_lock.params()),
@@ -401,7 +391,6 @@ def test_any_bytes_are_a_value_or_a_refusal(folder: Path, path: str, monkeypatch
     ("command", "path", "damage"),
     [
         ("prepare", "data/kept.csv", text("a\0b")),
-        ("clean-runs", "data/packed/digest.json", make_empty),
         ("predict params.yaml", "models/model.json", text("[]")),
         ("rank evaluate", "data/packed/images-00000.bin", one_pixel),
         ("rank train", "data/packed/images-00000.bin", one_pixel),
@@ -409,13 +398,12 @@ def test_any_bytes_are_a_value_or_a_refusal(folder: Path, path: str, monkeypatch
     ],
 )
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:
-    """Every command ends with exit status 1 and one line, and removes no run."""
+    """Every command ends with exit status 1 and one line."""
     damage(folder / path)
     done = starts.run([sys.executable, "-m", "pipeline", *command.split()], cwd=folder)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f": {path}: " in line
-    assert (folder / "runs/1").is_dir()
 
 
 @pytest.mark.parametrize("path", ["params.yaml", "dvc.lock", "dvc.yaml", "data/corrections.csv"])

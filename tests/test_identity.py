@@ -6,7 +6,6 @@ import pytest
 from pydantic import BaseModel
 
 from benchmarks.harness.workspace import STAGES
-from pipeline.attest import seeds
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.studies import record
@@ -20,7 +19,7 @@ TEXT = {  # another value of a setting that is text, without a list of its value
 }  # fmt: skip
 NUMBERS = {"evaluate.coverage": 0.9}  # half of its default is not allowed
 VALUES: dict[str, Any] = dict(document.leaves(Params().model_dump(mode="json")))
-STAGES_OF = [(stage,) for stage in STAGES] + [seeds.STAGES, record.STAGES]
+STAGES_OF = [(stage,) for stage in STAGES] + [record.STAGES]
 
 
 def other(leaf: str) -> Any:

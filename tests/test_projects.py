@@ -1,4 +1,4 @@
-"""Many projects from one installation: found upward, made, upgraded, and checked."""
+"""Many projects from one installation: found upward, made, and upgraded."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks.harness import workspace
 from pipeline.base.errors import Kind, UserError
-from pipeline.commands import check, new, upgrade
+from pipeline.commands import new, upgrade
 from pipeline.config import document
 from pipeline.studies import workcopy
 from pipeline.versioning import releases
@@ -113,7 +113,7 @@ def version_of(folder: Path) -> str:
 
 
 def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, roses: Path) -> None:
-    """And no other ones, in one commit, which the branch perennial names, too. `check` finds its code unchanged."""
+    """And no other ones, in one commit, which the branch perennial names, too."""
     listed = call(installation, "git", "ls-files", "--", *releases.CONTENT).stdout.split()
     files = call(roses, "git", "ls-files").stdout.split()
     assert sorted(files) == sorted([*listed, "README.md", str(releases.RECORD)])
@@ -126,7 +126,6 @@ def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, rose
     )
     assert (branch, releases.read(roses)) == (head, releases.Release("1", release, tree))
     assert call(roses, "git", "log", "--all", "--format=%s").stdout == f"Perennial 1 ({release[:10]})\n"
-    assert perennial(installation, roses, "check").returncode == 0
     done = perennial(installation, roses / "data", "repro", "--dry", "../dvc.yaml:weights")  # from where one stands
     assert done.returncode == 0, done.stderr
 
@@ -140,12 +139,9 @@ def test_a_project_makes_another_one(
     commit(roses)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(new, "INSTALLATION", roses)
-    assert new.main(Namespace(folder="tulips", photos="installation/../roses")) == 0
-    assert f"--photos {roses}\n" in capsys.readouterr().out
+    assert new.main(Namespace(folder="tulips")) == 0
     for name, origin in ((SETTINGS, installation), (releases.RECORD, roses)):
         assert Path("tulips", name).read_bytes() == (origin / name).read_bytes()
-    with chdir("tulips"):
-        assert releases.changed_code() == []
     monkeypatch.setattr(new, "INSTALLATION", installation)
     call(installation, "git", "rm", "--quiet", "CITATION.cff")
     commit(installation)
@@ -158,19 +154,18 @@ def test_a_project_makes_another_one(
 
 def test_no_project_is_made_over_other_files(installation: Path, tmp_path: Path) -> None:
     """Nor in another project, nor from files that are in no commit. Nothing is changed then."""
-    cases: list[tuple[Callable[[], object], str, str, tuple[str, Kind]]] = [
-        (lambda: Path("target/own").mkdir(parents=True), "target", "", ("FOLDER", "value")),
-        (lambda: Path("file").write_text("own"), "file", "", ("FOLDER", "value")),
-        (lambda: None, "installation/inside", "", ("FOLDER", "value")),
-        (lambda: None, "new", "nothing", ("--photos", "missing")),
-        (lambda: set_params(installation, train__epochs=3), "new", "", (str(installation), "differs")),
+    cases: list[tuple[Callable[[], object], str, tuple[str, Kind]]] = [
+        (lambda: Path("target/own").mkdir(parents=True), "target", ("FOLDER", "value")),
+        (lambda: Path("file").write_text("own"), "file", ("FOLDER", "value")),
+        (lambda: None, "installation/inside", ("FOLDER", "value")),
+        (lambda: set_params(installation, train__epochs=3), "new", (str(installation), "differs")),
     ]
-    for arrange, folder, photos, fault in cases:
+    for arrange, folder, fault in cases:
         with chdir(tmp_path):
             arrange()
             before = sorted(tmp_path.rglob("*"))
             with refuses(fault):
-                new.main(Namespace(folder=folder, photos=photos))
+                new.main(Namespace(folder=folder))
         assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -195,17 +190,14 @@ def test_an_upgrade_keeps_the_params(installation: Path, roses: Path, capsys: py
     assert state(roses) == before
 
 
-def test_a_conflict_is_named_and_can_be_undone(
-    installation: Path, roses: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The project and the release have changed the same line. `check` has named the file before."""
+def test_a_conflict_is_named_and_can_be_undone(installation: Path, roses: Path) -> None:
+    """The project and the release have changed the same line."""
     changed = (roses / CODE).read_text().replace("Print the params", "Print our params")
     (roses / CODE).write_text(changed)
-    with chdir(roses):
-        assert check.main(Namespace()) == 1
-    assert capsys.readouterr().out == f"{CODE}\n"
     commit(roses)
     before = state(roses)
+    with refuses((releases.RECORD, "missing")):  # a clone of Perennial is no project
+        upgrade_here(installation, ".")
     with refuses((CODE, "differs")) as refused:
         upgrade_here(roses, "../installation", "v2")
     assert upgrade.ABORT in refused.value.faults[0].remedy
@@ -224,25 +216,21 @@ def test_a_conflict_is_named_and_can_be_undone(
     assert version_of(roses) == "2"
 
 
-def test_an_upgrade_takes_a_clone_of_the_project_and_an_address(
-    installation: Path, roses: Path, tmp_path: Path
-) -> None:
-    """A colleague's clone has no branch perennial. An address gives the files that the folder gives."""
+@pytest.mark.usefixtures("installation")
+def test_an_upgrade_takes_a_clone_of_the_project(roses: Path, tmp_path: Path) -> None:
+    """A colleague's clone has no branch perennial. An address is refused: no folder."""
     colleague = tmp_path / "colleague"
     call(tmp_path, "git", "clone", "--quiet", str(roses), "colleague")
     call(colleague, "git", "branch", "--remotes", "--delete", "origin/perennial")
-    for folder, source in ((roses, "../installation"), (colleague, f"file://{installation}")):
-        assert upgrade_here(folder, source, "v3") == 0
+    for folder in (roses, colleague):
+        assert upgrade_here(folder, "../installation", "v3") == 0
         assert version_of(folder) == "3"
     trees = [call(each, "git", "rev-parse", "perennial^{tree}").stdout for each in (roses, colleague)]
     assert trees[0] == trees[1]
-    with refuses(("SOURCE", "value")):
-        upgrade_here(colleague, f"file://{roses}")
     with refuses(("SOURCE", "missing")):
-        upgrade_here(colleague, "../nowhere")
-    with pytest.raises(UserError) as refused:
-        upgrade_here(colleague, f"file://{tmp_path}/nowhere")
-    assert refused.value.faults[0].reason.startswith("fatal: ")  # what Git says, not its hint in the last line
+        upgrade_here(colleague, f"file://{roses}")
+    with pytest.raises(UserError, match=": fatal: "):  # what Git says, not its hint in the last line
+        releases.git("fetch", f"file://{tmp_path}/nowhere", cwd=roses)
 
 
 def in_the_way(roses: Path, installation: Path) -> None:
@@ -276,21 +264,6 @@ def test_an_upgrade_that_could_lose_something_is_refused(
     assert state(roses) == before
 
 
-def test_check_sees_new_and_removed_files(installation: Path, roses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before they are committed. Compiled files are no code. Git's index stays as it is."""
-    (roses / "pipeline/own.py").write_text("")
-    (roses / "pipeline/base/text.py").unlink()
-    (roses / "pipeline/__pycache__").mkdir(exist_ok=True)
-    (roses / "pipeline/__pycache__/own.pyc").write_text("")
-    before = state(roses)
-    monkeypatch.chdir(roses)
-    assert releases.changed_code() == ["pipeline/base/text.py", "pipeline/own.py"]
-    assert state(roses) == before
-    monkeypatch.chdir(installation)
-    with refuses((releases.RECORD, "missing")):  # a clone of Perennial is no such project
-        releases.changed_code()
-
-
 @pytest.fixture
 def modelled(with_onnx: Path, tmp_path: Path) -> Path:
     """The folder of a model of three classes, with a folder of two photos in it."""
@@ -312,7 +285,7 @@ def test_a_relative_path_is_from_where_the_person_stands(modelled: Path, tmp_pat
     assert answers == [*typed[:3], "more/b.png", typed[-1]]
     for words, said in (
         (("sweep", "nothing.yaml"), "photos/more/nothing.yaml"),
-        (("new", "roses", "--photos", "~/none"), "--photos: ~/none"),
+        (("start", "quick", "--photos", "~/none"), "--photos: ~/none"),
         (("predict", "b.png", "--heatmap", "."), "photos/more: it is not empty"),
     ):
         assert said in perennial(tmp_path / "env", modelled / "photos/more", *words).stderr

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,10 +74,10 @@ from pipeline.studies import runner
 from pipeline.studies.runner import Job, Slot
 places = [Slot(frozenset(cores), tuple(gpus)) for cores, gpus in json.loads(sys.argv[1])]
 jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])]
-runner.MESSAGE_SECONDS = 0
+runner.MESSAGE_SECONDS = runner.MIN_REST_SECONDS = 0
 runner.stop_on_signals("run again to go on")
 def work():
-    print([(job.name, fault and (fault.key, fault.kind)) for job, fault in runner.run_all(jobs, places, "test")]
+    print([(job.name, [(one.key, one.kind) for one in faults]) for job, faults in runner.run_all(jobs, places, "test")]
         if sys.argv[3] == "all" else runner.run_or_raise(jobs, places, "test"))
     return 0
 sys.exit(exit_status("test", work))
@@ -123,7 +124,8 @@ def test_a_failed_run_is_yielded_with_its_fault_and_the_others_go_on(tmp_path: P
     stdout, error = process.communicate()
     assert process.returncode == 0, error
     ends = dict(ast.literal_eval(stdout.splitlines()[-1]))
-    assert ends == {"bad": ("bad", "failed"), "good": None, "other": None}
+    assert ends == {"bad": [("bad", "failed")], "good": [], "other": []}
+    assert re.search(r"done \(2 of 3\); about \d+ min to go\n", stdout)
 
 
 def test_a_failure_ends_the_others_which_save_their_state(tmp_path: Path) -> None:

@@ -100,16 +100,14 @@ def test_a_job_asks_for_what_its_run_needs(stand_in: Path, tmp_path: Path) -> No
     (copy / runner.LOG).touch()
     write_params(copy / "params.yaml", on_cpu(read_params(), train__threads=3, train__parallel="ddp", run__processes=2))
     (slot,) = runner.slots(params.load(copy / "params.yaml"), 1, "slurm --time=1:00 --partition='a b'")
-    ((_, failure),) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
+    ((_, (failure,)),) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
     words = (stand_in / "words").read_text().splitlines()
     assert {"--nodes=1", "--ntasks=1", "--cpus-per-task=6", f"--chdir={copy}", "--requeue"} < {*words}
     assert words[-2:] == ["--time=1:00", "--partition=a b"]
     assert "dvc repro --single-item train" in (stand_in / "script").read_text()
-    assert failure
     assert (failure.key, failure.kind, "TIMEOUT" in failure.reason) == ("fold 1", "failed", True)
     (stand_in / "scontrol").write_text("#!/bin/sh\nexit 1\n")  # Slurm has forgotten the job by now
-    ((_, failure),) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
-    assert failure
+    ((_, (failure,)),) = runner.run_all([Job("fold 1", copy, ("train",))], [slot], "folds")
     assert (failure.key, failure.kind) == ("fold 1", "failed")
 
 
@@ -122,8 +120,8 @@ def test_a_controller_that_is_started_again_ends_no_run(
     ends = f"sleep 0.5; echo 0 > {tmp_path}/{slurm.STATUS}; touch {stand_in}/answers"
     (stand_in / "sbatch").write_text(f"#!/bin/sh\n({ends}) >/dev/null 2>&1 &\necho 7\n")
     slots = runner.slots(params.load(tmp_path / "params.yaml"), 1, "slurm")
-    ((_, failure),) = runner.run_all([Job("fold 1", tmp_path, ("train",))], slots, "folds")
-    assert not failure
+    ((_, failures),) = runner.run_all([Job("fold 1", tmp_path, ("train",))], slots, "folds")
+    assert failures == []
     monkeypatch.setattr(slurm, "SILENT_SECONDS", 0.0)
     (stand_in / "squeue").write_text("#!/bin/sh\nexit 1\n")
     with refuses(("squeue", "failed")):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.text import display_width
-from pipeline.commands import compare
 from pipeline.data import split_report
 from pipeline.evaluation import metrics
+from pipeline.running import terminal
 from pipeline.sources.layout import Layout
 from pipeline.stages import evaluate
 from tests.helpers.measured import eval_figures
@@ -53,7 +53,7 @@ def test_tables_are_straight_with_letters_of_all_widths() -> None:
     split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate([*WIDE, "a\nb", "c" * 100])})[2:-1]
     by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
     tested = evaluate.table(eval_figures(0.5), by_class).splitlines()[:-1]
-    compared = list(compare.plain([[name, "0.5", *[""] * 4, "train.lr=1"] for name in WIDE]))
+    compared = terminal.columns([[name, "0.5", "", "train.lr=1"] for name in WIDE])
     for table in (split, tested, compared):
         assert len({display_width(line) for line in table}) == 1
 

@@ -1,8 +1,6 @@
 """`perennial start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
 
-import io
 import shutil
-import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +134,7 @@ def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> N
     assert start.situation(params.load()).survey.sizes == {"cat": 16, "dog": 20, "emu": 3, "fox": 3}
 
 
-def test_without_photos_there_are_times_and_no_question(
+def test_without_photos_there_are_times(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a fresh clone the times are those of flower_photos' number of images."""
@@ -149,7 +147,6 @@ def test_without_photos_there_are_times_and_no_question(
 
     monkeypatch.setattr(estimate, "measure_parts", measure_parts)
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
-    monkeypatch.setattr(sys, "stdin", Terminal("g\n"))
     assert start.start("", "") == 0
     lines = capsys.readouterr().out.splitlines()
     assert requests == 5 * [(3670, 5)]
@@ -160,22 +157,18 @@ def test_without_photos_there_are_times_and_no_question(
     assert params.FILE.read_bytes() == before
 
 
-def test_a_preset_that_cannot_run_here_is_no_answer(
+def test_a_preset_that_cannot_run_here_is_refused(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The question comes again; as an argument it is refused. Without a terminal the last line says what to type."""
+    """Without a preset the last line says what to type, and nothing is changed."""
     before = params.FILE.read_bytes()
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(start, "offer", lambda *_: None)
-    monkeypatch.setattr(sys, "stdin", Terminal("a\napex\n\n"))
-    assert start.start("", "") == 0
-    assert capsys.readouterr().out.count("q: quick, g: good, b: best, s: scratch, t: tutorial; ") == 3
     with refuses(("preset", "machine")):
         start.start("apex", "")
     with refuses(("preset", "value")) as refused:
         start.main(Namespace(preset="qick", photos=None))
     assert "quick?" in refused.value.faults[0].remedy
-    monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
     assert start.start("", "data/inbox") == 0
     assert capsys.readouterr().out.endswith(f"perennial start {presets.RECOMMENDED} --photos data/inbox\n")
     assert params.FILE.read_bytes() == before
@@ -184,19 +177,7 @@ def test_a_preset_that_cannot_run_here_is_no_answer(
     stdout = capsys.readouterr().out
     assert "\na run takes long\n" in stdout
     assert not {"its parts", "→"} & {*stdout.split("\n"), *stdout}  # for --verbose
-    quick = params.FILE.read_bytes()
-    assert quick != before
-    params.FILE.write_bytes(before)
-    monkeypatch.setattr(sys, "stdin", Terminal("q\n"))
-    assert start.start("", "") == 0
-    assert params.FILE.read_bytes() == quick
-
-
-class Terminal(io.StringIO):
-    """Lines that are typed."""
-
-    def isatty(self) -> bool:
-        return True
+    assert params.FILE.read_bytes() != before
 
 
 @pytest.mark.slow("features of a pretrained network, under DVC; make test has the settings that a preset writes")

@@ -1,6 +1,5 @@
 """The store of results: what decides a result, which results count, and what stays of a training."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
-from pipeline.planning import estimate
-from pipeline.planning.survey import Survey
 from pipeline.studies import runner, store, workcopy
 from pipeline.studies.runner import Job
 from pipeline.studies.store import Study, Training
@@ -76,7 +73,7 @@ def work(study: Study, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             md5 = files.md5(job.folder / EVAL)
             outs = [{"path": EVAL, "md5": md5}, {"path": "models/model.safetensors", "md5": "c" * 32}]
             write_params(job.folder / "dvc.lock", {"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}})
-            yield job, Fault(job.name, "exit status 1", "failed", remedy="its log") if job.name == "bad" else None
+            yield job, [Fault(job.name, "exit status 1", "failed", remedy="its log")] * (job.name == "bad")
 
     monkeypatch.setattr(runner, "run_all", run_all)
     monkeypatch.setattr(workcopy, "repair_cache", lambda _: False)
@@ -118,7 +115,7 @@ def test_a_failed_training_keeps_its_log_and_ends_the_others(study: Study, work:
         store.results(study, [bad, OTHER])
     assert work == ["bad"]
     ends = list(store.run(study, [bad, OTHER]))
-    assert [bool(failure) for *_, failure in ends] == [True, False]
+    assert [len(failures) for *_, failures in ends] == [1, 0]
     assert (study.result(bad) / runner.LOG).read_text() == "what it said"
     assert study.hashes(OTHER)
 
@@ -143,28 +140,3 @@ def test_a_start_finds_the_checkpoints_alone(tmp_path: Path, monkeypatch: pytest
     with store.study_folder("mine", "mine"):
         assert [path.name for path in folder.glob("*/")] == [store.RUNS]
     assert not folder.exists()
-
-
-def test_the_time_is_measured_on_the_cores_of_one_training(
-    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Six trainings, four at a time: twice as long as one. Fewer epochs or training images take less time."""
-    calls, before = list[tuple[int, set[int]]](), os.sched_getaffinity(0)
-    config = study.source.config
-    files.write_csv(study.source.folder / "metrics/images.csv", ["class", "train", "val", "test"], [["a", 7, 1, 1]])
-
-    def parts(changed: params.Params, data: Survey) -> list[estimate.Part]:
-        calls.append((data.images, os.sched_getaffinity(0)))
-        seconds = 3000.0 * changed.train.epochs
-        return [estimate.Part("split and prepare", 999.0, ""), estimate.Part("train", seconds, "")]
-
-    monkeypatch.setattr(estimate, "measure_parts", parts)
-    slots = runner.slots(config, 4)
-    for values, expected in (({"train.epochs": 1}, 6000.0), ({"train.epochs": 2}, 12000.0)):
-        store.announce(replace(study, slots=slots), [Training("one", values, "")] * 6)
-        assert estimate.time_in_words(expected) in capsys.readouterr().out
-    mixed = [Training("one", values, "") for values in ({}, {"split.train_share": 0.5})] * 2
-    store.announce(replace(study, slots=slots), mixed)
-    assert estimate.time_in_words(2250.0) in capsys.readouterr().out
-    assert calls[0] == (9, set(slots[0].cores))
-    assert os.sched_getaffinity(0) == before

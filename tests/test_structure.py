@@ -36,7 +36,7 @@ OWNERS = {  # a library → the modules that import it
     },
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
-    "scipy": {"attest.seeds", "data.duplicates", "evaluation.metrics"},
+    "scipy": {"data.duplicates", "evaluation.metrics"},
     "requests": {"sources.fetch"},
     "tarfile": {"sources.archive"}, "zipfile": {"sources.archive"},
     "timm": {"models.timm_models"},

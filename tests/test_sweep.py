@@ -15,7 +15,9 @@ from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
 from pipeline.config import params
-from pipeline.studies import ranges, workcopy
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import TrainFigures
+from pipeline.studies import ranges, store, workcopy
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import in_process, studies
 from tests.helpers.projects import call, commit, create_project
@@ -82,7 +84,7 @@ def finish_sweep(folder: Path, *words: str, failed: Sequence[str] = ()) -> str:
     assert state(folder) == before
     assert not (folder / COPIES).exists()
     runs = {path.parent.name for path in folder.glob("runs/*/*checkpoint.pt")}
-    assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-{row['experiment']}-" in run]
+    assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-tried-{row['trial']}-" in run]
     return done.stdout
 
 
@@ -90,10 +92,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return files.read_csv(folder / "metrics/sweep.csv")
 
 
-def experiments(folder: Path) -> dict[str, str]:
-    """The name of the experiment of each finished trial → its commit."""
-    lines = call(folder, "git", "for-each-ref", "--format=%(refname) %(objectname)", "refs/exps").stdout.splitlines()
-    return {line.split()[0].split("/")[-1]: line.split()[1] for line in lines if "-best-" not in line}
+def finished(folder: Path) -> dict[str, int]:
+    """The result of each finished trial → its file's number, which another training would change."""
+    return {path.parent.name: path.stat().st_ino for path in (folder / store.RESULTS).glob(f"[!.]*/{store.HASHES}")}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow("a sweep, 25 seconds of CPU; make test has the runner, the search and the page")
 def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
-    """The table is in the order of the validation accuracy; only the best trial's experiment has a test accuracy."""
+    """The table is in the order of the validation accuracy; only the best trial's result has a test accuracy."""
     folder = project(tmp_path / "project", LEARNING, train__epochs=1)
     said = finish_sweep(folder)
     table = rows(folder)
@@ -115,12 +116,9 @@ def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
     assert said.splitlines()[-1].split(maxsplit=3)[-1] == taken_over[table[0]["trial"]]
     assert sorted(table, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == table
     assert next(row["train.lr"] for row in table if row["trial"] == "1") == "0.01"  # the present settings
-    refs = call(folder, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
-    assert len(refs) == 3
-    (best,) = [ref for ref in refs if call(folder, "git", "ls-tree", ref, "metrics/eval.json").stdout]
-    first = next(ref for ref in refs if ref.endswith(table[0]["experiment"]))
-    of_best = {call(folder, "git", "show", f"{ref}:metrics/train.json").stdout for ref in (best, first)}
-    assert len(of_best) == 1
+    assert len(finished(folder)) == 3
+    (best,) = (folder / store.RESULTS).glob("*/metrics/eval.json")
+    assert figures.read(best.parent, TrainFigures).val_accuracy == float(table[0]["val_accuracy"])
 
 
 @pytest.mark.nightly(
@@ -130,20 +128,20 @@ def test_a_sweep_that_is_killed_gives_the_same(reference: Path, tmp_path: Path) 
     """Killed (KILL) when one trial has finished, which does not run again; test_folds.py kills a DVC and a training."""
     folder = project(tmp_path / "project", RANDOM, train__epochs=EPOCHS)
     running = studies.start(folder, *SWEEP, "--jobs", "2")
-    wait_for(lambda: running.poll() is not None or experiments(folder), "no trial has finished")
+    wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
     assert running.poll() is None, "it ended before the kill"
     running.kill()
     running.wait()
     wait_for(lambda: not studies.processes_in(folder / COPIES), "what it started goes on")
     assert not (folder / OUTPUTS[0]).exists()
-    commits = experiments(folder)
+    before = finished(folder)
     finish_sweep(folder, "--jobs", "2")
-    assert commits.items() <= experiments(folder).items()
+    assert before.items() <= finished(folder).items()
     for name in OUTPUTS:
         assert (folder / name).read_bytes() == (reference / name).read_bytes()
-    commits = experiments(folder)
+    before = finished(folder)
     assert "3 of 3 trainings have finished before" in finish_sweep(folder, "--jobs", "2")
-    assert experiments(folder) == commits
+    assert finished(folder) == before
 
 
 @pytest.mark.nightly("two more sweeps; make test has the runner and the search, make test-ci a sweep")

@@ -19,7 +19,7 @@ SWEEP = Sweep(
 
 def result_of(number: int, lr: float, model: str, *results: TrainFigures) -> TrialResult:
     values = {"train.lr": lr, "train.model": model, "train.nesterov": True}
-    return TrialResult(Trial(number, values), f"s-{number}", results, Path())
+    return TrialResult(Trial(number, values), results, Path())
 
 
 ENDED = [
@@ -41,9 +41,9 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
     """Then the lower validation loss decides, then the number. A failed trial is last, without a rank."""
     assert [one.trial.number for one in BEST_FIRST] == [4, 5, 3, 1, 2]
     header, rows = trials.table(BEST_FIRST)
-    assert header[:6] == ["rank", "trial", "experiment", "state", "train.lr", "train.model"]
-    assert rows[0] == ["1", 4, "s-4", "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
-    assert rows[-1] == ["", 2, "s-2", "failed", "0.1", "resnet18", "true", "", "", ""]
+    assert header[:5] == ["rank", "trial", "state", "train.lr", "train.model"]
+    assert rows[0] == ["1", 4, "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
+    assert rows[-1] == ["", 2, "failed", "0.1", "resnet18", "true", "", "", ""]
     assert trials.text_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
 
 
@@ -59,8 +59,8 @@ def test_the_conclusion_warns_of_the_selection() -> None:
 def test_the_page_has_every_trial_and_the_sentences() -> None:
     """The failed one is in the table, without a rank."""
     rows = ELEMENTS.table("The highest validation accuracy first")
-    assert rows[0] == ["1", "4", "0.7500", "0.05", "resnet18", "true", "1.2500", "2", "s-4"]
-    assert rows[-1] == ["–", "2", "failed", "0.1", "resnet18", "true", "", "", "s-2"]
+    assert rows[0] == ["1", "4", "0.7500", "0.05", "resnet18", "true", "1.2500", "2"]
+    assert rows[-1] == ["–", "2", "failed", "0.1", "resnet18", "true", "", ""]
     sentences = [one.text for one in ELEMENTS.one("section", id="best").all("p")]
     assert sentences == [*CONCLUSION, f"To take it over: {TAKE_OVER}."]
 

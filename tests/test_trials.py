@@ -1,19 +1,16 @@
-"""The trial of a sweep: its identity, what is said of the best one, and the experiment that DVC sees."""
+"""The trial of a sweep: its identity, its name, and what is said of the best one."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from pipeline.base import files
 from pipeline.config import params
 from pipeline.studies import trials
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.trials import TrialResult
-from pipeline.versioning import programs
 from tests.conftest import on_cpu, read_params
 from tests.helpers.measured import train_figures
-from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
 
@@ -37,7 +34,7 @@ def test_a_name_is_one_that_git_takes() -> None:
 
 def result_of(number: int, *accuracies: float) -> TrialResult:
     figures = tuple(train_figures(accuracy, 1.0, 1) for accuracy in accuracies)
-    return TrialResult(Trial(number, {"train.lr": number}), "", figures, Path())
+    return TrialResult(Trial(number, {"train.lr": number}), figures, Path())
 
 
 def test_the_gain_is_over_the_present_settings() -> None:
@@ -46,34 +43,3 @@ def test_the_gain_is_over_the_present_settings() -> None:
     assert "+10.0 points" in trials.gain(result_of(2, 0.7), present)
     for best, other in ((present, present), (result_of(2, 0.7), result_of(1))):  # no gain, and no result
         assert "points" not in trials.gain(best, other)
-
-
-@pytest.mark.parametrize("is_edited", [False, True])
-def test_an_experiment_changes_nothing_of_the_user(
-    is_edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the files of the training and, of the others, those of the commit; not the figures of another model."""
-    repository, folder = tmp_path / "repository", tmp_path / "result"
-    for name in ("params.yaml", "metrics/eval.json", "code.py"):
-        files.write_text(repository / name, "of the commit\n")
-    call(repository, "git", "init", "--quiet")
-    monkeypatch.chdir(repository)
-    trials.publish("s-1", folder, params.Params())  # without a commit there is no experiment
-    commit(repository)
-    if is_edited:
-        files.write_text(repository / "params.yaml", "mine\n")
-        files.write_text(repository / "code.py", "mine\n")
-        call(repository, "git", "add", "code.py")
-    for name in ("params.yaml", "dvc.lock", "metrics/train.json"):
-        files.write_text(folder / name, "of the trial\n")
-    before = call(repository, "git", "status", "--porcelain").stdout
-    trials.publish("s-1", folder, params.Params())
-    assert call(repository, "git", "status", "--porcelain").stdout == before
-    head = programs.output("git", "rev-parse", "HEAD").strip()
-    refs = programs.output("git", "for-each-ref", "--format=%(refname) %(parent)", "refs/exps").split()
-    assert refs == [f"refs/exps/{head[:2]}/{head[2:]}/s-1", head]
-    names = programs.output("git", "ls-tree", "-r", "--name-only", refs[0]).split()
-    assert names == ["code.py", "dvc.lock", "metrics/train.json", "params.yaml"]
-    content = [programs.output("git", "show", f"{refs[0]}:{name}") for name in names]
-    assert content == ["of the commit\n", *["of the trial\n"] * 3]
-    assert sorted(path.name for path in folder.iterdir()) == ["dvc.lock", "metrics", "params.yaml"]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import chdir
 from pathlib import Path
 
+from pipeline.running.terminal import columns
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
@@ -11,12 +12,13 @@ from pipeline.versioning.dvc_lock import Hashes, StageHashes
 def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str]) -> list[str]:
     """Print the hash of each output of these stages in dvc.lock and in the rerun. Returns the paths that differ."""
     expected = dvc_lock.outputs(stage_hashes, stages)
-    width = max(map(len, expected))
-    print(f"\n{'output':{width}}  {'dvc.lock':36}  {'rerun':36}")
-    for path, md5 in expected.items():
-        actual = hashes.get(path, "none")
-        print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
-    return [path for path, md5 in expected.items() if md5 != hashes.get(path)]
+    differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
+    rows = [
+        (path, md5, hashes.get(path, "none"), "differs" if path in differing else "same")
+        for path, md5 in expected.items()
+    ]
+    print("", *columns([("output", "dvc.lock", "rerun", ""), *rows]), sep="\n")
+    return differing
 
 
 def read_hashes(expected: Hashes, folder: Path) -> Hashes:

@@ -12,27 +12,25 @@ experiment has no figures, and is shown as that.
 
 import json
 import sys
-import textwrap
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pipeline.base.errors import UserError, without_secrets
-from pipeline.base.text import display_width, in_words, pad
+from pipeline.base.text import in_words
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import Comparison
 from pipeline.reporting.gallery import Album
+from pipeline.running.terminal import columns
 from pipeline.studies import home, pair, revisions
 from pipeline.studies.revisions import Revision, Table
 from pipeline.studies.workcopy import WorkCopy
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
-WIDTH = 110
-NARROWEST = 28  # characters of the column of changed params
 UNKNOWN = "–"
 TEST = "accuracy"  # the figure of the test images
 LEAST_IN_COMMON = 6  # images: of five, no difference is significant, because 2 · 0.5⁵ is above metrics.LEVEL
@@ -81,16 +79,6 @@ def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str
         *(f"{known[name]:{form}}" if name in known else UNKNOWN for name, form in forms.items()),
         changes,
     ]
-
-
-def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines of a terminal; the last column is wrapped."""
-    widths = [max(display_width(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
-    room = max(WIDTH - sum(widths) - 2 * len(widths), NARROWEST)
-    for row in rows:
-        head = "  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=False))
-        for number, part in enumerate(textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]):
-            yield f"{head if number == 0 else ' ' * display_width(head)}  {part}".rstrip()
 
 
 def notes(all_of: Sequence[Revision]) -> Iterator[str]:
@@ -251,7 +239,7 @@ def compare(names: Sequence[str], as_programs_read: bool) -> int:
         return 0
     varied = differing_params(all_of)
     rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
-    print(*plain(rows), "", *notes(all_of), sep="\n")
+    print(*columns(rows), "", *notes(all_of), sep="\n")
     if two:
         print(*two.lines(), sep="\n")
     elif len(with_test) > 2:

@@ -95,7 +95,11 @@ def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     if not (differences := list(record.differences(recipe, result))):
         print(f"\nfolds: {name}: the same bytes as recorded")
         return 0
-    print(f"\nfolds: {name}: accuracy {result.figures['accuracy']:.4f}, recorded {recipe.figures['accuracy']:.4f}")
+    here, recorded = (
+        "{accuracy:.4f} (95 % interval {accuracy_low:.4f} to {accuracy_high:.4f})".format(**each.figures)
+        for each in (result, recipe)
+    )
+    print(f"\nfolds: {name}: accuracy {here}, recorded {recorded}")
     for sentence in differences:
         print(f"folds: {name}: {sentence}")
     return DIFFERENT
@@ -112,7 +116,7 @@ def folds(arguments: Namespace) -> int:
         runs = store.of_project("folds", folder, plan.changes(plan.seeds[0], 0), plan.slots, *outputs)
         trainings = plan.trainings()
         answers.check(store.splits(runs, [trainings[plan.seeds[0], fold] for fold in range(plan.folds)]))
-        results = dict(zip(trainings, store.announced(runs, [*trainings.values()]), strict=True))
+        results = dict(zip(trainings, store.results(runs, [*trainings.values()]), strict=True))
         result = answers.write(config, runs, results, answers.read(results), f"perennial folds {repeat}")
         return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 

@@ -1,7 +1,6 @@
 """Make a project: the files of this release of Perennial in a folder of its own, with Git and a first commit.
 
     perennial new FOLDER
-    perennial new FOLDER --photos /path/to/photos    names them in the line to type next
 
 The files are those of the last commit of the installation: of the folder whose code runs. If that is a project itself,
 they are those of its release. No network is needed. The project gets an environment of its own by `make setup`.
@@ -64,15 +63,10 @@ def create(folder: Path) -> releases.Release:
 
 def main(arguments: Namespace) -> int:
     """Make the project, and print what to type next. Returns 0. Raises UserError."""
-    folder, photos = Path(arguments.folder).resolve(), arguments.photos or ""
-    is_public = photos.startswith("torchvision/")
-    if photos and not is_public and not Path(photos).expanduser().is_dir():
-        allowed = "the folder with your images, one folder per class in it, or torchvision/<name>"
-        raise UserError(Fault("--photos", photos, "missing", "it is not a folder", allowed))
+    folder = Path(arguments.folder).resolve()
     check_folder(folder)
     release = create(folder)
     print(f"{folder} is a project of {release.name}, with a first commit. Next:")
     print(f"  cd {shlex.quote(str(folder))} && make setup && . .venv/bin/activate")
-    where = photos if is_public or not photos else str(Path(photos).expanduser().resolve())
-    print(f"  perennial start quick --photos {shlex.quote(where) if where else '/path/to/photos'}")
+    print("  perennial start quick --photos /path/to/photos")
     return 0

@@ -18,6 +18,7 @@ from pipeline.checks import machine, validity
 from pipeline.config import document, params
 from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast, Reason
+from pipeline.running.terminal import columns
 from pipeline.sources import originals
 
 SAID = {"unchanged": "unchanged", "cache": "from DVC's cache", "runs": "runs", "maybe": "maybe"}
@@ -69,10 +70,8 @@ def lines(forecasts: list[Forecast]) -> list[str]:
     """The table."""
     rows = [("stage", "next run", "last time")]
     rows += [(each.stage, SAID[each.state], duration(each.seconds)) for each in forecasts]
-    width, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    table = [f"{name:<{width}}  {said:<{second}}  {time}" for name, said, time in rows]
-    reasons = [[], *(below(each) for each in forecasts)]
-    return [line for row, why in zip(table, reasons, strict=True) for line in (row, *(f"    {one}" for one in why))]
+    parts = zip(columns(rows), [[], *map(below, forecasts)], strict=True)
+    return [line for row, why in parts for line in (row, *(f"    {one}" for one in why))]
 
 
 def total(forecasts: list[Forecast]) -> str:

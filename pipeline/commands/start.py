@@ -1,6 +1,6 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
-    perennial start                     shows the presets; on a terminal, asks for one
+    perennial start                     shows the presets
     perennial start good                writes this one: quick, scratch, good, best, modern, fast or apex
     perennial start good --photos /path/to/photos
     perennial start good --verbose      shows each changed setting and the parts of the time, too
@@ -15,7 +15,6 @@ import functools
 import itertools
 import operator
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -175,45 +174,33 @@ def accuracy(name: str) -> str:
     return f"{record.read(path).figures['accuracy']:.3f}" if path.is_file() else "–"
 
 
-def ask(now: Situation, photos: str, verbose: bool = False) -> str:
-    """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
-    offer(now, verbose)
+def next_lines(now: Situation, photos: str) -> tuple[str, ...]:
+    """What a person can type after the presets were shown."""
     if not now.survey.images and now.config.data.url == Data().url:
-        print("", *WITHOUT_PHOTOS, sep="\n")
-        return ""
+        return WITHOUT_PHOTOS
     command = f"perennial start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
-    if not sys.stdin.isatty():
-        print(f"\nNothing is changed. To take one: {command}")
-        return ""
-    keys = {name[0]: name for name in presets.choices(now.machine)}
-    question = f"Which one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > "
-    answer = "?"
-    while answer not in ("", *keys, *keys.values()):
-        print(f"\n{question}", end="", flush=True)
-        answer = sys.stdin.readline().strip().lower()
-    if not answer:
-        print(f"Nothing is changed. To take one later: {command}")
-    return keys.get(answer, answer)
+    return (f"Nothing is changed. To take one: {command}",)
 
 
 def start(preset: str, photos: str, verbose: bool = False) -> int:
-    """Write a preset; if `preset` is empty, let the user choose one. Returns 0.
+    """Write a preset; if `preset` is empty, show all. Returns 0.
 
     Raises UserError for a preset that cannot run on this machine, and as `situation` and `with_preset` do.
     """
     now = situation(params.load(), photos)
     print(*lines(now), sep="\n", flush=True)
-    name = preset or ask(now, photos, verbose)
-    if not name:
+    if not preset:
+        offer(now, verbose)
+        print("", *next_lines(now, photos), sep="\n")
         return 0
-    if name not in (possible := presets.choices(now.machine)):
-        raise UserError(Fault("preset", name, "machine", presets.obstacle(name, now.machine), ", ".join(possible)))
-    new = values(name, now)
-    config = with_preset(name, now, new)
-    print(f"\npreset   {name}")
+    if preset not in (possible := presets.choices(now.machine)):
+        raise UserError(Fault("preset", preset, "machine", presets.obstacle(preset, now.machine), ", ".join(possible)))
+    new = values(preset, now)
+    config = with_preset(preset, now, new)
+    print(f"\npreset   {preset}")
     write(now.config, new, verbose)
     print(*(f"\n{line}" for line in too_few(config, now.survey)), sep="", end="")
-    if reason := presets.obstacle(name, now.machine):
+    if reason := presets.obstacle(preset, now.machine):
         print(f"It {reason}: make image, then make image-repro.")
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second

@@ -27,7 +27,6 @@ from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
 from pipeline.studies.store import Study, Training
 from pipeline.studies.trials import TrialResult
-from pipeline.versioning import programs
 
 EXAMPLE = "docs/sweep.yaml"
 TRAIN = "weights", "features", "train"  # the stages of a trial
@@ -57,7 +56,7 @@ class Runs:
         training = self.training(trial)
         folder, has_result = self.study.result(training), bool(self.study.hashes(training))
         figures_of_trial = (figures.read(folder / Paths.metrics, TrainFigures),) if has_result else ()
-        return TrialResult(trial, self.study.experiment(training), figures_of_trial, folder)
+        return TrialResult(trial, figures_of_trial, folder)
 
 
 def say(sentence: str) -> None:
@@ -79,7 +78,9 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         study = store.of_project("sweep", folder, {}, slots, first=DATA)
         study = replace(study, runs=RUNS, stages=TRAIN, outputs=(TRAIN_FILE,), others={"weights": own})
         runs = Runs(plan, config, first, study)
-        best_first = trials.sort_by_rank(search_by_results(runs) if plan.search == "tpe" else run_plan(runs))
+        best_first = trials.sort_by_rank(
+            search_by_results(runs) if plan.search == "tpe" else run(runs, search.plan(plan, first))
+        )
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
         print(f"\n{trials.text_table(best_first)}\n", flush=True)
@@ -100,17 +101,9 @@ def slots_of_trials(plan: Sweep, config: Params, jobs: int, on: str = "") -> lis
     return runner.slots(config, jobs, on)
 
 
-def run_plan(runs: Runs) -> list[TrialResult]:
-    """Run the trials of a grid or a random search. Returns the result of each."""
-    plan = search.plan(runs.sweep, runs.present)
-    store.announce(runs.study, [runs.training(trial) for trial in plan])
-    return run(runs, plan)
-
-
 def search_by_results(runs: Runs) -> list[TrialResult]:
     """Run trials one after another, each with values that follow from the results before it. Returns all results."""
     results = list[TrialResult]()
-    store.announce(runs.study, [runs.training(Trial(1, runs.present))] * runs.sweep.trials)
     for number in range(1, runs.sweep.trials + 1):
         accuracies = [(result.trial.values, one.val_accuracy) for result in results for one in result.figures]
         results += run(runs, [search.tpe(runs.sweep, runs.present, number, accuracies)])
@@ -119,17 +112,11 @@ def search_by_results(runs: Runs) -> list[TrialResult]:
 
 def run(runs: Runs, plan: Sequence[Trial]) -> list[TrialResult]:
     """Run those of these trials that have no result. Returns the result of each. A trial that fails ends no other."""
-    names = {ref.rpartition("/")[2] for ref in programs.output("git", "for-each-ref", "refs/exps").splitlines()}
-    for result in map(runs.result, plan):
-        if result.figures and result.experiment not in names:
-            trials.publish(result.experiment, result.folder, runs.config)
     by_training = {runs.training(trial).name: trial for trial in plan}
-    for training, folder, failure in store.run(runs.study, [runs.training(trial) for trial in plan]):
-        if failure:
+    for training, folder, failures in store.run(runs.study, [runs.training(trial) for trial in plan]):
+        for fault in failures:
             number, log = by_training[training.name].number, folder / runner.LOG
-            say(f"trial {number} has failed: {failure.value}: {failure.reason}; its log: {log}")
-        else:
-            trials.publish(runs.study.experiment(training), folder, runs.config)
+            say(f"trial {number} has failed: {fault.value}: {fault.reason}; its log: {log}")
     return list(map(runs.result, plan))
 
 
@@ -139,7 +126,6 @@ def test_best(runs: Runs, trial: Trial) -> EvalFigures:
     name, title = trials.name(runs.sweep.name, "best"), f"the best one, trial {trial.number}, on the test images"
     training = Training(name, trial.values, title)
     (result,) = store.results(tested, [training])
-    trials.publish(tested.experiment(training), result.folder, runs.config)
     return figures.read(result.folder / Paths.metrics, EvalFigures)
 
 

@@ -2,7 +2,6 @@
 
     perennial upgrade /path/to/perennial          the last commit of a clone, or the release of another project
     perennial upgrade /path/to/perennial v0.2     a commit, branch or tag of it
-    perennial upgrade https://… v0.2              of a repository with this address: this needs the network
 
 Git merges the files, line by line: your changes of params.yaml, of the code and of other files stay. Two changes of the
 same lines are a conflict, which Git marks in the files. Only committed changes are merged, so others are refused.
@@ -13,7 +12,7 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.versioning import programs, releases
 
 ABORT = "git merge --abort"
@@ -33,21 +32,16 @@ def check_clean() -> None:
 
 
 def bring(source: str, revision: str) -> tuple[str, str]:
-    """Commit the release that a folder or an address of Git has, as the child of this project's.
+    """Commit the release that a folder has, as the child of this project's.
 
     Returns the commit and its message; both are empty if this project has that release. Raises UserError.
     """
+    if not Path(source).is_dir():
+        allowed, remedy = "a clone of Perennial, or another project", "git clone it first"
+        raise UserError(Fault("SOURCE", without_secrets(source), "missing", "no such folder", allowed, remedy))
     with tempfile.TemporaryDirectory() as temporary:
-        content = Path(temporary, "content")
-        content.mkdir()
-        if Path(source).is_dir():
-            place = releases.source_of(Path(source), revision)
-        elif ":" not in source:
-            allowed = "a clone of Perennial, another project, or an address of Git (https://…)"
-            raise UserError(Fault("SOURCE", source, "missing", "no such folder", allowed))
-        else:
-            place = releases.fetched(source, revision, Path(temporary, "fetched"))
-        release = releases.write_files(place, content)
+        content = Path(temporary)
+        release = releases.write_files(releases.source_of(Path(source), revision), content)
         if release == releases.read():
             return "", ""
         return releases.commit(Path(), content, release.name, releases.last_commit()), release.name

@@ -3,8 +3,6 @@
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
     perennial verify audit 0.1          a tenth of the training, drawn with a seed, from states that were kept
-    perennial verify elsewhere          for a machine on which the bytes cannot be equal: compares accuracies
-    perennial verify record-seeds 5     writes the accuracies that `elsewhere` compares with
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -31,12 +29,6 @@ nothing if something differs.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
-
-`elsewhere` trains the committed params with several seeds in such copies, beginning with the committed one. If that
-seed gives the bytes of dvc.lock, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
-metrics/seeds.json, which `record-seeds` wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
-if the accuracies are significantly lower; 75 if it was stopped. Both keep finished seeds in
-.dvc/tmp/reruns/results/, and continue interrupted ones.
 """
 
 import json
@@ -138,13 +130,12 @@ def describe_difference(epoch: int, states: Mapping[int, str]) -> str:
 def run(job: Job) -> list[Fault]:
     """Run a job of a work copy that is removed afterwards. Returns why it failed, or nothing. Keeps a failure's log."""
     with closing(runner.run_all([job], [runner.here()], "verify")) as ends:
-        ((_, failure),) = ends
-    if not failure:
-        return []
+        ((_, failures),) = ends
     log = job.folder / runner.LOG
-    repetition.LOG.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(log, repetition.LOG)
-    return [replace(failure, remedy=failure.remedy.replace(str(log), str(repetition.LOG)))]
+    if failures:
+        repetition.LOG.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, repetition.LOG)
+    return [replace(fault, remedy=fault.remedy.replace(str(log), str(repetition.LOG))) for fault in failures]
 
 
 def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:
@@ -219,14 +210,7 @@ def state(arguments: Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Namespace) -> int:
-    if arguments.what in (None, "audit"):
-        if arguments.what == "audit" and arguments.seed is None:
-            arguments.seed = secrets.randbelow(2**32)
-        runner.stop_on_signals("", KeyboardInterrupt)
-        return exit_status(terminal.red("verify"), lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
-    from pipeline.attest import elsewhere  # imports torch, which takes seconds
-
-    runner.stop_on_signals("what is trained is kept: run again to go on")
-    if arguments.what == "elsewhere":
-        return elsewhere.compare(arguments.seeds, arguments.jobs, arguments.on)
-    return elsewhere.record(arguments.count, arguments.jobs, arguments.on)
+    if arguments.what == "audit" and arguments.seed is None:
+        arguments.seed = secrets.randbelow(2**32)
+    runner.stop_on_signals("", KeyboardInterrupt)
+    return exit_status(terminal.red("verify"), lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)

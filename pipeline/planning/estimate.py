@@ -3,29 +3,23 @@
 import json
 import math
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from pipeline.base import linux, threads
-from pipeline.base.errors import Fault, UserError
 from pipeline.checks import machine
 from pipeline.config.params import Params
 from pipeline.data import duplicates, images
 from pipeline.evaluation import acceptance
-from pipeline.learning import environment
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
+from pipeline.running import launch, launchers, variables
 from pipeline.running.terminal import bold
-from pipeline.versioning import children
 
+TRIAL, TIMES = "trial.json", "times.json"  # what `planning.trial` reads and writes
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
 STARTS = 6  # the stages and DVC take as long as this many starts of a process that trains [measured]
 
@@ -52,62 +46,29 @@ class Part:
 def measure_times(config: Params, classes: int) -> Times:
     """The times of a few training steps with these params, in as many processes as they set for one node.
 
-    Raises UserError if a process fails; the process has printed the reason.
+    Raises UserError if a process fails; the process has printed the reason. Raises KeyboardInterrupt after a signal.
     """
-    processes = config.run.processes // config.run.nodes
     train = config.train.model_copy(
         update={
             "weights": "none",  # the file may be missing yet, and changes no time
             "crop_from": 0,  # all steps with the full crop, which takes longest
         }
     )
-    run = config.run.model_copy(update={"processes": processes, "nodes": 1, "min_processes": 0})
+    run = launch.on_this_node(config.run).model_copy(update={"launcher": "torchrun", "max_restarts": 0})
     trial_config = config.model_copy(update={"train": train, "run": run})
-    with tempfile.TemporaryDirectory() as folder:
-        trial_input = Path(folder) / "trial_input.json"
-        trial_input.write_text(json.dumps({"params": trial_config.model_dump(mode="json"), "classes": classes}))
-        return Times(**json.loads(_run_trial(trial_input, _variables(trial_config), processes)))
-
-
-def _variables(config: Params) -> dict[str, str]:
-    """The environment of the processes, as a launcher sets it; without their ranks."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    size = str(config.run.processes)
-    rendezvous = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    return {
-        **os.environ,
-        **environment.required_variables(config.train.threads, config.train.deterministic, config.train.arithmetic),
-        **rendezvous,
-    }
-
-
-def _run_trial(trial_input: Path, variables: dict[str, str], processes: int) -> str:
-    """The output of rank 0 of `processes` processes. If one fails, the others are killed. Raises UserError then."""
-    command = [sys.executable, "-m", "pipeline.planning.trial", str(trial_input)]
-    ranks = [
-        children.start(
-            command,
-            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        with tqdm(bar_format="measuring: {elapsed}", disable=None, leave=False) as clock:
-            while None in (statuses := [process.poll() for process in ranks]) and not any(statuses):
-                time.sleep(0.05)
-                clock.update()
-        if any(statuses):
-            value = "a training step with these params fails here"
-            raise UserError(Fault("estimate", value, "failed", remedy="see above"))
-        return str(ranks[0].communicate()[0])
-    finally:
-        for process in ranks:
-            with process:
-                process.kill()
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as name:
+        folder, trial_input = Path(name), {"params": trial_config.model_dump(mode="json"), "classes": classes}
+        (folder / TRIAL).write_text(json.dumps(trial_input))
+        try:
+            variables.set_variables(train, train.arithmetic)
+            launch.with_restarts(("pipeline", "rank", "trial", name), run, folder)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            if launchers.SIGNAL_TIMES:
+                raise KeyboardInterrupt
+        return Times(**json.loads((folder / TIMES).read_text()))
 
 
 def reading_seconds(config: Params, survey: Survey) -> float:

@@ -1,17 +1,17 @@
 """Measures a few real training steps with given params, on random images.
 
-    python -m pipeline.planning.trial FILE       FILE: JSON with `params` and the number of `classes`
+    perennial rank trial FOLDER     trial.json there has `params` and the number of `classes`
 
-Rank 0 prints `estimate.Times` as JSON. `estimate.measure_times` starts it, once for each of `run.processes`. The steps
-are those of the stage `train`: the same model, loader, precision and parallelism. The learning rate is 0, and nothing
-is written.
+Rank 0 writes `estimate.Times` into times.json there. `estimate.measure_times` starts it, once for each of
+`run.processes`. The steps are those of the stage `train`: the same model, loader, precision and parallelism. The
+learning rate is 0.
 """
 
 import json
 import os
 import statistics
-import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -110,17 +110,14 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> int:
+def main(arguments: Namespace) -> int:
     def measure() -> int:
         linux.keep_freed_memory()
-        trial_input = json.loads(Path(sys.argv[1]).read_bytes())
+        folder = Path(arguments.folder)
+        trial_input = json.loads((folder / "trial.json").read_bytes())
         times = trial(params.parse(trial_input["params"]), trial_input["classes"])
         if os.environ.get("RANK", "0") == "0":
-            print(json.dumps(times), flush=True)
+            (folder / "times.json").write_text(json.dumps(times))
         return 0
 
     return group.run_process(lambda: exit_status("estimate", measure))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,19 +8,15 @@
 
 The fingerprint is the digest of everything that changes the bytes of the model (identity.py). A start with the same
 fingerprint resumes.
-
-`perennial clean-runs` removes the folders of finished runs, and of runs that no start resumes.
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import files, locks, schema
-from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.dataset import packed
 from pipeline.learning.world import World
@@ -99,10 +95,6 @@ class Run:
         remedy = f"remove the run: rm -r {self.folder}"
         return schema.json_of(self._provenance, ModelRecord, remedy).model in outs.values()
 
-    def is_resumable(self) -> bool:
-        """Whether a start with this fingerprint resumes from a checkpoint."""
-        return self.has_checkpoint() and not self.is_recorded()
-
     def has_checkpoint(self) -> bool:
         """Whether a start can resume: also from the checkpoint before the newest."""
         return any(self.folder.glob(f"*{CHECKPOINT}"))
@@ -138,23 +130,3 @@ def _read_fingerprint(folder: Path) -> str:
     """The fingerprint of a run's folder; empty if there is none."""
     path = folder / FINGERPRINT
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-
-
-def clean(config: Params) -> int:
-    """Remove the runs that no start with these params resumes and no living process holds; 0."""
-    inputs = (Path(config.paths.packed), Path(config.paths.split))
-    # Where nothing is packed, nothing can be resumed. A damaged input is an error: the current run is then unknown.
-    resumed = current(config).fingerprint if all(path.exists() for path in inputs) else ""
-    folders, freed_bytes = 0, 0
-    for run in list_runs(Path(config.paths.runs)):
-        if run.fingerprint == resumed and run.is_resumable():
-            continue
-        try:
-            with locks.hold(run.folder, "is removing this run"):
-                freed_bytes += sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
-                files.remove(run.folder)
-                folders += 1
-        except UserError as error:
-            print(f"clean-runs: left alone: {error}", file=sys.stderr)
-    print(f"clean-runs: {folders} folders removed, {freed_bytes / 1e6:,.1f} MB freed")
-    return 0

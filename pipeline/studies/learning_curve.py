@@ -95,7 +95,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     splits = store.splits(runs, trainings)
     if folds > 1:
         answers_of_folds.check(splits[-folds:])  # those of the whole training images
-    config, results = runs.source.config, store.announced(runs, trainings)
+    config, results = runs.source.config, store.results(runs, trainings)
     counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
     for number, share in enumerate(SHARES):
         of_share = results[number * folds : (number + 1) * folds]

@@ -111,19 +111,8 @@ def slots(config: Params, parallel: int, on: str = "") -> list[Slot]:
     return [Slot(share, tuple(gpus[k * each : (k + 1) * each])) for k, share in enumerate(shares)]
 
 
-@contextmanager
-def cores_of(slot: Slot) -> Iterator[None]:
-    """Restrict this process to the cores of a slot inside the block: so it measures the speed of a run."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, slot.cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[tuple[Job, Fault | None]]:
-    """Run the jobs, one in each slot at a time, and yield each at its end, with the reason if it failed.
+def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[tuple[Job, list[Fault]]]:
+    """Run the jobs, one in each slot at a time, and yield each at its end, with the faults why it failed.
 
     `command` begins the messages. If the caller leaves the loop, or at a signal, the runs are asked to end, and have
     saved their state when this function ends.
@@ -151,7 +140,7 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     about = f"; about {rest / 60:.0f} min to go" if rest > MIN_REST_SECONDS and not status else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
-                    yield one.job, _failure(one, status) if status else None
+                    yield one.job, _faults(one, status)
     finally:
         with _defer_signals():
             numbers = []
@@ -173,8 +162,8 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
 def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
     """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
     with closing(run_all(jobs, places, command)) as ends:
-        for _, failure in ends:
-            raise_if_any([failure] if failure else [])
+        for _, failures in ends:
+            raise_if_any(failures)
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
@@ -246,10 +235,12 @@ def _log(job: Job, start: int) -> bytes:
         return log.read()
 
 
-def _failure(one: _Run, status: int) -> Fault:
-    """The reason of an exit status that is not 0, with the last lines of the log."""
+def _faults(one: _Run, status: int) -> list[Fault]:
+    """The reason of an exit status, with the last lines of the log; none of the status 0."""
+    if not status:
+        return []
     text = _log(one.job, one.log_start).decode(errors="replace")
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
     remedy = f"its log: {one.job.folder / LOG}"
-    return Fault(one.job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)
+    return [Fault(one.job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)]

@@ -1,12 +1,10 @@
 """Trainings in work copies, and the store of their results: a folder for each, named by what decides the result.
 
-A study (sweep, folds, curve, classes that are left out, seeds) is a list of trainings, and a function of their results.
+A study (sweep, folds, curve, classes that are left out) is a list of trainings, and a function of their results.
 If a study is killed, the same command goes on: results stay, and an interrupted training goes on from its checkpoint.
 A work copy is there only while its training runs. It reads the outputs of other stages where its source has them.
 """
 
-import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,9 +16,6 @@ from pipeline.base import files, locks, schema
 from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
-from pipeline.data import split_report
-from pipeline.evaluation import figures
-from pipeline.planning.survey import Survey
 from pipeline.studies import record, runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
@@ -57,8 +52,7 @@ class Study:
     slots: Sequence[Slot]  # one for each training at a time
     stages: tuple[str, ...]  # of a training; the stages before them have run in the source
     outputs: tuple[str, ...]  # those that a result has
-    options: tuple[str, ...] = ("--single-item",)  # of `dvc repro`
-    others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as the hardware
+    others: Mapping[str, Any] = field(default_factory=dict)  # what else decides a result, such as weights
     commit: str = ""  # that of the code of the source, as an Origin has it; of a study of the project alone
 
     @cached_property
@@ -170,8 +164,8 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     Raises UserError if a training fails, or if DVC's cache was damaged meanwhile. Then the others are ended.
     """
     new = []
-    for _, result, failure in run(study, trainings):
-        raise_if_any([failure] if failure else [])
+    for _, result, failures in run(study, trainings):
+        raise_if_any(failures)
         new.append(result)
     if new and workcopy.repair_cache(study.command):
         for result in new:
@@ -183,41 +177,10 @@ def results(study: Study, trainings: Sequence[Training]) -> list[Result]:
     ]
 
 
-def announced(study: Study, trainings: Sequence[Training]) -> list[Result]:
-    """`results`, after `announce`."""
-    announce(study, trainings)
-    return results(study, trainings)
-
-
-def announce(study: Study, trainings: Sequence[Training]) -> None:
-    """Print how long those of these trainings take that have no result, from a few training steps. Takes seconds.
-
-    The source has run `split`. Raises UserError if a step fails. On a cluster nobody knows how fast the nodes are.
-    """
-    from pipeline.planning import estimate  # imports what decodes images, which takes a second
-
-    trainings = [training for training in trainings if not study.hashes(training)]
-    if not trainings or study.slots[0].sbatch:
-        return
-    print(f"{study.command}: measuring a few training steps …", flush=True)
-    rows = files.read_csv(study.source.folder / Paths.metrics / split_report.IMAGES)
-    configs = [params.with_values(study.source.config, training.values) for training in trainings]
-    with runner.cores_of(study.slots[0]):
-        parts = estimate.measure_parts(configs[0], Survey("", len(rows), figures.image_counts(rows)))
-    work = [config.train.epochs * config.split.train_share for config in configs]
-    rounds = math.ceil(len(trainings) / len(study.slots))
-    factors = {"train": rounds * statistics.mean(work) / work[0], "everything else": rounds}
-    whole = [replace(part, seconds=part.seconds * factors[part.name]) for part in parts if part.name in factors]
-    at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
-    time = estimate.describe_total(configs[0], whole)
-    count = f"{len(trainings)} training{'s' if len(trainings) > 1 else ''}"
-    print(f"{study.command}: time of {count}{at_once}: {time}", flush=True)
-
-
-def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, Fault | None]]:
+def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training, Path, list[Fault]]]:
     """Run those of these trainings that have no result. Yields each at its end, when its result or its log is kept.
 
-    With the folder of its result, and with the reason if it has failed.
+    With the folder of its result, and with the faults why it has failed.
     """
     waiting = [training for training in trainings if not study.hashes(training)]
     if finished := len(trainings) - len(waiting):
@@ -225,25 +188,25 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
     by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
     jobs = [
         Job(
-            training.title, copy, study.stages, study.options, {"DVC_EXP_NAME": copy.name},
-            partial(_make_copy, study, copy, training.values),
+            training.title, copy, study.stages, environ={"DVC_EXP_NAME": copy.name},
+            prepare=partial(_make_copy, study, copy, training.values),
         )
         for copy, training in by_copy.items()
     ]  # fmt: skip
     with closing(runner.run_all(jobs, study.slots, study.command)) as ends:
-        for job, failure in ends:
+        for job, failures in ends:
             copy, training = job.folder, by_copy[job.folder]
             result = study.result(training)
             with locks.exclusive(RESULTS), files.atomic_folder(result) as new:  # two studies may have one training
-                if failure:
+                if failures:
                     workcopy.copy_files([Path(runner.LOG)], copy, new)
                 else:
                     _keep(study, copy, new)
-            if not failure:
+            if not failures:
                 for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
                     files.remove(checkpoint)
                 files.remove(copy)
-            yield training, result, failure
+            yield training, result, failures
 
 
 def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:

@@ -1,21 +1,19 @@
-"""Trials of a sweep: their params, names, results, their rank by validation, and each as an experiment of DVC."""
+"""Trials of a sweep: their params, names, results, their rank by validation, and what is said of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.base.text import display_width, pad
 from pipeline.checks.machine import Machine
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.evaluation import figures, metrics
+from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.running.terminal import columns
 from pipeline.studies import runner
 from pipeline.studies.ranges import Sweep, Trial
-from pipeline.versioning import dvc_lock, programs
 
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38
 FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
@@ -26,7 +24,6 @@ class TrialResult:
     """The result of a trial."""
 
     trial: Trial
-    experiment: str  # its name
     figures: tuple[TrainFigures, ...]  # one, or none if it has not finished
     folder: Path  # of its params, dvc.lock and figures, or of its log if it failed
 
@@ -57,35 +54,9 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
 
 
 def name(study: str, word: str) -> str:
-    """The beginning of the name of an experiment. `word`: what it is in this study."""
+    """The beginning of the name of a run. `word`: what it is in this study."""
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
     return f"{letters or 'sweep'}-{word}"
-
-
-def publish(experiment: str, folder: Path, config: Params) -> None:
-    """Store the files of a training in a folder as an experiment of DVC with this name, on the last commit.
-
-    The folder has the layout of the project. The files of the user and Git's index stay as they are. Where the project
-    is only a part of a repository, or without a commit, there is no experiment.
-    """
-    environ = {**programs.environment(), "GIT_INDEX_FILE": str((folder / ".index").absolute())}
-
-    def git(*words: str) -> str:
-        return programs.output("git", *words, environ=environ).strip()
-
-    commit = programs.last_commit()
-    if not commit or git("rev-parse", "--show-prefix"):
-        return
-    metric_files = [figures.path(config.paths.metrics, kind) for kind in figures.FILES]
-    names = [str(path) for path in (params.FILE, dvc_lock.LOCK, *metric_files) if (folder / path).is_file()]
-    git("read-tree", commit)
-    git("update-index", "--force-remove", *map(str, metric_files))  # those of the commit are of another model
-    in_folder = ("-C", str(folder), f"--git-dir={git('rev-parse', '--absolute-git-dir')}", "--work-tree=.")
-    git(*in_folder, "add", "--force", "--", *names)
-    author = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
-    new = git(*author, "commit-tree", "-p", commit, "-m", experiment, git("write-tree"))
-    git("update-ref", f"refs/exps/{commit[:2]}/{commit[2:]}/{experiment}", new)
-    files.remove(folder / ".index")
 
 
 def sort_by_rank(results: Sequence[TrialResult]) -> list[TrialResult]:
@@ -106,11 +77,11 @@ def ranks(best_first: Sequence[TrialResult]) -> list[str]:
 def table(best_first: Sequence[TrialResult]) -> tuple[list[str], list[list[object]]]:
     """The header and the rows of metrics/sweep.csv."""
     rows = [
-        [rank, result.trial.number, result.experiment, "" if result.figures else "failed", *result.trial.settings,
+        [rank, result.trial.number, "" if result.figures else "failed", *result.trial.settings,
          *([getattr(figures, name) for figures in result.figures for name in FIGURES] or [""] * len(FIGURES))]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]  # fmt: skip
-    return ["rank", "trial", "experiment", "state", *best_first[0].trial.values, *FIGURES], rows
+    return ["rank", "trial", "state", *best_first[0].trial.values, *FIGURES], rows
 
 
 def text_table(best_first: Sequence[TrialResult]) -> str:
@@ -120,8 +91,7 @@ def text_table(best_first: Sequence[TrialResult]) -> str:
         [f"{rank}." if rank else "–", f"{result.trial.number}", *figure_cells(result), describe(result.trial.values)]
         for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]
-    widths = [max(map(display_width, column)) for column in zip(head, *rows, strict=True)][:-1]
-    return "\n".join("  ".join([*map(pad, row, widths), row[-1]]).rstrip() for row in [head, *rows])
+    return "\n".join(columns([head, *rows]))
 
 
 def figure_cells(result: TrialResult) -> list[str]:

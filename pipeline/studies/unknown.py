@@ -79,7 +79,7 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
     print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
     for split in store.splits(runs, trainings):
         check_validation_images(split, len(classes) - 1)
-    results, originals = store.announced(runs, trainings), study.images(runs.source)
+    results, originals = store.results(runs, trainings), study.images(runs.source)
     write(runs, [ask(*pair, originals) for pair in zip(classes, results, strict=True)])
     for result in results:  # models are large, and DVC's run cache has them
         files.remove(result.folder)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.base import files, schema
-from pipeline.base.errors import Fault, UserError, missing, without_secrets
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.versioning import programs
 
 # All that a project needs, what code reads of docs/ and results/ included. The workflows in .github are of Perennial.
@@ -100,20 +100,6 @@ def names_of(status: str) -> str:
     return ", ".join(line[3:] for line in status.splitlines())
 
 
-def fetched(address: str, revision: str, folder: Path) -> Source:
-    """The commit of the repository with an address of Git, fetched without its history into a folder.
-
-    Raises UserError, also for a project: its release lies in its history.
-    """
-    git("init", "--quiet", "--bare", str(folder))
-    git("fetch", "--quiet", "--no-tags", "--depth=1", "--end-of-options", address, revision or "HEAD", cwd=folder)
-    commit = programs.commit_of("FETCH_HEAD", folder)
-    if git("ls-tree", commit, "--", str(RECORD), cwd=folder):
-        allowed = "an address of Perennial; the folder of a project"
-        raise UserError(Fault("SOURCE", without_secrets(address), "value", "it is the address of a project", allowed))
-    return Source(folder, commit)
-
-
 def write_files(source: Source, folder: Path) -> Release:
     """Write the files of a release into a folder, with its RECORD. Raises UserError if the commit is no release."""
     listed = git(
@@ -162,22 +148,3 @@ def identity(project: Path) -> dict[str, str]:
         names = (f"GIT_{who}_{what.upper()}" for who in ("AUTHOR", "COMMITTER"))
         variables |= {name: value for name in names if not known.stdout and name not in os.environ}
     return variables
-
-
-def changed_code() -> list[str]:
-    """The files of pipeline/ that are not those of the release, with new ones. Raises UserError without a release.
-
-    Files that Git ignores are no code.
-    """
-    release = read()
-    with tempfile.TemporaryDirectory() as temporary:
-        index = {"GIT_INDEX_FILE": f"{temporary}/index", "GIT_OBJECT_DIRECTORY": temporary}
-        index["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(Path(git("rev-parse", "--git-path", "objects")).absolute())
-        git("add", "--all", "--", CODE, environ=index)
-        own = git("write-tree", f"--prefix={git('rev-parse', '--show-prefix')}{CODE}/", environ=index)
-        if own == release.tree:
-            return []
-        if subprocess.run(["git", "cat-file", "-e", release.tree], capture_output=True, check=False).returncode:
-            return [f"{CODE}/"]  # a clone without the history lacks the files of the release
-        found = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", release.tree, own, environ=index)
-    return [f"{CODE}/{name}" for name in found.split("\0")[:-1]]
