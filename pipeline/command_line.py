@@ -193,6 +193,7 @@ COMMANDS = {
     "share": Command(ASK, "write one HTML file that classifies photos in any browser, without a network", share_),
     "forget": Command(KEEP, "exclude photos and their near duplicates: no later model has seen them", forget),
     "upgrade": Command(KEEP, "merge another version of Perennial into this project", upgrade),
+    "check": Command(MORE, "say whether pipeline/ is that of the release in perennial.json", answers=True),
     "params": Command(MORE, "print the params as they are used, with defaults, as JSON", answers=True),
     "continue-from": Command(MORE, "start the next training from a model that is in DVC", continue_from),
     "download": Command(STAGES, "put images into class folders: from an archive, from a folder, or drawn"),

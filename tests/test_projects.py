@@ -1,4 +1,4 @@
-"""Many projects from one installation: found upward, made, and upgraded."""
+"""Many projects from one installation: found upward, made, upgraded, and checked."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks.harness import workspace
 from pipeline.base.errors import Kind, UserError
-from pipeline.commands import new, upgrade
+from pipeline.commands import check, new, upgrade
 from pipeline.config import document
 from pipeline.studies import workcopy
 from pipeline.versioning import releases
@@ -113,7 +113,7 @@ def version_of(folder: Path) -> str:
 
 
 def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, roses: Path) -> None:
-    """And no other ones, in one commit, which the branch perennial names, too."""
+    """And no other ones, in one commit, which the branch perennial names, too. `check` finds its code unchanged."""
     listed = call(installation, "git", "ls-files", "--", *releases.CONTENT).stdout.split()
     files = call(roses, "git", "ls-files").stdout.split()
     assert sorted(files) == sorted([*listed, "README.md", str(releases.RECORD)])
@@ -126,6 +126,7 @@ def test_a_new_project_has_the_files_of_the_last_commit(installation: Path, rose
     )
     assert (branch, releases.read(roses)) == (head, releases.Release("1", release, tree))
     assert call(roses, "git", "log", "--all", "--format=%s").stdout == f"Perennial 1 ({release[:10]})\n"
+    assert perennial(installation, roses, "check").returncode == 0
     done = perennial(installation, roses / "data", "repro", "--dry", "../dvc.yaml:weights")  # from where one stands
     assert done.returncode == 0, done.stderr
 
@@ -142,6 +143,8 @@ def test_a_project_makes_another_one(
     assert new.main(Namespace(folder="tulips")) == 0
     for name, origin in ((SETTINGS, installation), (releases.RECORD, roses)):
         assert Path("tulips", name).read_bytes() == (origin / name).read_bytes()
+    with chdir("tulips"):
+        assert releases.changed_code() == []
     monkeypatch.setattr(new, "INSTALLATION", installation)
     call(installation, "git", "rm", "--quiet", "CITATION.cff")
     commit(installation)
@@ -190,14 +193,17 @@ def test_an_upgrade_keeps_the_params(installation: Path, roses: Path, capsys: py
     assert state(roses) == before
 
 
-def test_a_conflict_is_named_and_can_be_undone(installation: Path, roses: Path) -> None:
-    """The project and the release have changed the same line."""
+def test_a_conflict_is_named_and_can_be_undone(
+    installation: Path, roses: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The project and the release have changed the same line. `check` has named the file before."""
     changed = (roses / CODE).read_text().replace("Print the params", "Print our params")
     (roses / CODE).write_text(changed)
+    with chdir(roses):
+        assert check.main(Namespace()) == 1
+    assert capsys.readouterr().out == f"{CODE}\n"
     commit(roses)
     before = state(roses)
-    with refuses((releases.RECORD, "missing")):  # a clone of Perennial is no project
-        upgrade_here(installation, ".")
     with refuses((CODE, "differs")) as refused:
         upgrade_here(roses, "../installation", "v2")
     assert upgrade.ABORT in refused.value.faults[0].remedy
@@ -262,6 +268,21 @@ def test_an_upgrade_that_could_lose_something_is_refused(
         upgrade_here(roses, "../installation", revision)
     assert (refused.value.faults[0].key, named in str(refused.value)) == (key, True)
     assert state(roses) == before
+
+
+def test_check_sees_new_and_removed_files(installation: Path, roses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before they are committed. Compiled files are no code. Git's index stays as it is."""
+    (roses / "pipeline/own.py").write_text("")
+    (roses / "pipeline/base/text.py").unlink()
+    (roses / "pipeline/__pycache__").mkdir(exist_ok=True)
+    (roses / "pipeline/__pycache__/own.pyc").write_text("")
+    before = state(roses)
+    monkeypatch.chdir(roses)
+    assert releases.changed_code() == ["pipeline/base/text.py", "pipeline/own.py"]
+    assert state(roses) == before
+    monkeypatch.chdir(installation)
+    with refuses((releases.RECORD, "missing")):  # a clone of Perennial is no such project
+        releases.changed_code()
 
 
 @pytest.fixture

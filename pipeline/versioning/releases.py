@@ -148,3 +148,22 @@ def identity(project: Path) -> dict[str, str]:
         names = (f"GIT_{who}_{what.upper()}" for who in ("AUTHOR", "COMMITTER"))
         variables |= {name: value for name in names if not known.stdout and name not in os.environ}
     return variables
+
+
+def changed_code() -> list[str]:
+    """The files of pipeline/ that are not those of the release, with new ones. Raises UserError without a release.
+
+    Files that Git ignores are no code.
+    """
+    release = read()
+    with tempfile.TemporaryDirectory() as temporary:
+        index = {"GIT_INDEX_FILE": f"{temporary}/index", "GIT_OBJECT_DIRECTORY": temporary}
+        index["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(Path(git("rev-parse", "--git-path", "objects")).absolute())
+        git("add", "--all", "--", CODE, environ=index)
+        own = git("write-tree", f"--prefix={git('rev-parse', '--show-prefix')}{CODE}/", environ=index)
+        if own == release.tree:
+            return []
+        if subprocess.run(["git", "cat-file", "-e", release.tree], capture_output=True, check=False).returncode:
+            return [f"{CODE}/"]  # a clone without the history lacks the files of the release
+        found = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", release.tree, own, environ=index)
+    return [f"{CODE}/{name}" for name in found.split("\0")[:-1]]
