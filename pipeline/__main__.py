@@ -83,7 +83,7 @@ def announce(name: str, command: Command, answers: bool) -> None:
     descriptor = 2 if answers else 1
     if command.group and (descriptor == 1 or os.isatty(descriptor)):
         with suppress(OSError):  # not with print: what it cannot write, it would try to write again at the end
-            os.write(descriptor, f"{name}: {command.help}\n".encode())
+            os.write(descriptor, f"{terminal.shown(f'{name}: {command.help}', descriptor)}\n".encode())
 
 
 def tell_project(below: str) -> None:
@@ -114,6 +114,7 @@ def main(words: Sequence[str] | None = None) -> int:
         name, *rest = [*rest, "--help"]
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    terminal.show_lines()
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

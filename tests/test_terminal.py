@@ -1,10 +1,11 @@
-"""What a person sees on a terminal: styles, the bar of a training, and the completion of words."""
+"""What a person sees on a terminal: lines that fit, styles, the bar of a training, and the completion of words."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,23 @@ from tests.helpers.trainings import small_world
 PROGRAM = [sys.executable, "-m", "pipeline"]
 
 
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("split: a photo", ["split: a photo"]),
+        ("split: a photo of a rose, or two", ["split: a photo of a", "       rose, or two"]),
+        ("note     a photo of a rose", ["note     a photo of", "         a rose"]),
+        ("try: at  a photo of it", ["try: at  a photo of", "         it"]),
+        ("\x1b[31mtry\x1b[0m: a photo, roses", ["\x1b[31mtry\x1b[0m: a photo, roses"]),
+        ("玫瑰玫瑰玫瑰 and roses", ["玫瑰玫瑰玫瑰 and", "roses"]),
+        ("a/path/that/is/longer/than/the/line", ["a/path/that/is/longer/than/the/line"]),
+    ],
+)
+def test_a_line_is_broken_at_blanks(line: str, parts: list[str]) -> None:
+    """Into parts of 20 columns; later parts begin below the text. A style has no column, a Chinese letter has two."""
+    assert terminal.broken(line, 20).split("\n") == parts
+
+
 def test_styles_need_a_terminal_that_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a pipe, not with NO_COLOR, and not where TERM is dumb or missing."""
     (reader, pipe), (ours, theirs) = os.pipe(), os.openpty()
@@ -31,19 +49,47 @@ def test_styles_need_a_terminal_that_shows_them(monkeypatch: pytest.MonkeyPatch)
             monkeypatch.delenv("TERM")
         assert ("\x1b" in terminal.styled("0.9", terminal.BOLD, theirs)) == is_styled
         assert terminal.styled("0.9", terminal.BOLD, pipe) == "0.9"
+        shown = terminal.shown("train: note: few images", theirs)
+        assert shown == f"train: {terminal.styled('note', terminal.YELLOW, theirs)}: few images"
     for descriptor in (reader, pipe, ours, theirs):
         os.close(descriptor)
 
 
-def test_a_terminal_shows_where_a_refusal_begins(tmp_path: Path) -> None:
-    """A pipe gets each line as it is."""
+def test_a_terminal_shows_whole_words_and_where_a_refusal_begins(tmp_path: Path) -> None:
+    """Announced, listed and refused: no line is wider than the terminal. A pipe gets each line as it is."""
     environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "", "PYTHONPATH": str(PROJECT)}
-    _, stdout = on_terminal([*PROGRAM, "sweep", "nowhere"], tmp_path, env=environ)
+    for words in ([], ["sweep", "nowhere"]):
+        _, stdout = on_terminal([*PROGRAM, *words], tmp_path, columns=60, env=environ)
+        assert max(len(terminal.STYLE.sub("", line)) for line in stdout.splitlines()) <= 60, stdout
     assert "\x1b[1;31msweep\x1b[0m: " in stdout
     done = subprocess.run(
         [*PROGRAM, "sweep", "nowhere"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
     assert [line.partition(":")[0] for line in (done.stdout + done.stderr).splitlines()] == ["sweep", "sweep"]
+
+
+def test_a_bar_and_a_question_are_written_at_once() -> None:
+    """A stream of a terminal keeps back only the begin of a line that nobody has flushed."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 19))
+    stream = terminal.Lines(os.fdopen(theirs, "wb", buffering=0, closefd=False), "utf-8", line_buffering=True)
+    texts = (
+        ("\r10 %", True), ("\r90 %", True), ("\n", False), ('{"path": "my roses"}\n', False),
+        ("Which one? a: apex", False), (", b: best", True),
+    )  # fmt: skip
+    seen = []
+    for text, is_flushed in texts:
+        stream.write(text)
+        if is_flushed:
+            stream.flush()
+        os.set_blocking(ours, False)
+        try:
+            seen.append(os.read(ours, 100).decode())
+        except BlockingIOError:
+            seen.append("")
+    assert seen == ["\r10 %", "\r90 %", "\r\n", '{"path": "my roses"}\r\n', "", "Which one? a: apex,\r\nb: best"]
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
 
 
 def test_the_bar_of_train_names_its_epoch(tmp_path: Path) -> None:

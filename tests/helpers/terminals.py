@@ -18,10 +18,10 @@ class Screen(io.StringIO):
         return True
 
 
-def on_terminal(command: Sequence[str], folder: Path, **options: Any) -> tuple[int, str]:
+def on_terminal(command: Sequence[str], folder: Path, columns: int = 120, **options: Any) -> tuple[int, str]:
     """The exit status of a command, and what it wrote to a terminal. `options`: those of Popen."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, 120))  # without a height, tqdm shows no bar
+    termios.tcsetwinsize(theirs, (40, columns))  # without a height, tqdm shows no bar
     with subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, **options) as process:
         os.close(theirs)
         output = b""
