@@ -16,7 +16,7 @@ from pipeline.data import duplicates, images
 from pipeline.evaluation import acceptance
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
-from pipeline.running import launch, launchers, variables
+from pipeline.running import frame, launch, launchers, variables
 from pipeline.running.terminal import bold
 
 TRIAL, TIMES = "trial.json", "times.json"  # what `planning.trial` reads and writes
@@ -60,6 +60,7 @@ def measure_times(config: Params, classes: int) -> Times:
     with tempfile.TemporaryDirectory() as name:
         folder, trial_input = Path(name), {"params": trial_config.model_dump(mode="json"), "classes": classes}
         (folder / TRIAL).write_text(json.dumps(trial_input))
+        frame.tell("measures a few training steps: about ten seconds")
         try:
             variables.set_variables(train, train.arithmetic)
             launch.with_restarts(("pipeline", "rank", "trial", name), run, folder)
