@@ -205,8 +205,7 @@ def test_the_documents_way_of_comparing_works_from_its_first_line(finished_copy:
     assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "jitter"]
     assert "McNemar's exact test" in two
     assert tried.endswith(two)  # `try` ends with this comparison
-    assert all(name in table for name in ("accuracy", "train.color_jitter"))
-    assert max(map(len, table.splitlines())) <= 110
+    assert "color_jitter" in table.splitlines()[2], table
     assert "metrics/train.json" in diff
     assert (folder / "dvc.lock").read_bytes() == lock
 
