@@ -76,7 +76,7 @@ def main(arguments: Namespace) -> int:
 perennial plan                          what will run, and how long it took
 perennial repro                         the model without them
 perennial compare HEAD workspace        what that changes
-git commit -am 'Forget {len(forgotten)} files'
+git commit -am 'Forget photos'
 perennial verify                        in a clone, for others: the model is made without them
 
 What still has them: the original files ({config.paths.inbox}/ or where they came from), earlier commits of Git (their
