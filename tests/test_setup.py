@@ -34,8 +34,9 @@ def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedPr
 
 
 def setup(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `make setup`."""
-    return run(folder, "make", "--always-make", "setup", f"PYTHON={Path(sys.executable).resolve()}", **variables)
+    """Run `make setup`. The locks have no package that could be imported."""
+    python = Path(sys.executable).resolve()
+    return run(folder, "make", "--always-make", "setup", f"PYTHON={python}", "IMPORTED=sys", **variables)
 
 
 UV = (str(Path(sys.executable).parent / "uv"), "--offline", "--no-cache")
