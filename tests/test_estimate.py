@@ -1,9 +1,11 @@
 """The estimate of a run: real training steps with the given params, and the sum of its parts."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config import params
 from pipeline.data import corrections
+from pipeline.learning.environment import required_variables
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
+from pipeline.running import launchers
 from pipeline.sources import originals
 from tests.conftest import PROJECT, change, on_cpu
+from tests.helpers import starts
 from tests.helpers.datasets import put, settings, two_classes
 from tests.helpers.refusals import refuses
 
@@ -60,6 +65,18 @@ def test_the_steps_are_real_with_two_processes(raw: dict[str, Any], monkeypatch:
     assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
     assert "steps: 2 of" in lines[2]
     assert "images: 20 of" in lines[3]
+
+
+def test_a_solved_head_is_measured_without_steps(raw: dict[str, Any], tmp_path: Path) -> None:
+    """Such a training has no step. The time of an image is measured all the same."""
+    config = params.parse(on_cpu(raw, train__head="solved", train__freeze_backbone=True, train__freeze_norm=True))
+    (tmp_path / estimate.TRIAL).write_text(json.dumps({"params": config.model_dump(mode="json"), "classes": 2}))
+    environ = {**os.environ, **required_variables(1, True), **launchers.ALONE}
+    done = starts.run([sys.executable, "-m", "pipeline", "rank", "trial", str(tmp_path)], cwd=PROJECT, env=environ)
+    assert done.returncode == 0, done.stderr
+    times = Times(**json.loads((tmp_path / estimate.TIMES).read_bytes()))
+    assert (times.first_step, times.step) == (0, 0)
+    assert min(times.start, times.validation) > 0
 
 
 def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def faults(cell: Cell, machine: Machine) -> list[Fault]:
 ON_THE_CPU = [
     cell
     for cell in CELLS
-    if not faults(cell, CPU_ONLY) and cell.launcher != "slurm" and (cell.launcher, cell.parallel) != ("spawn", "single")
+    if cell.launcher != "slurm" and (cell.launcher, cell.parallel) != ("spawn", "single") and not faults(cell, CPU_ONLY)
 ]
 
 

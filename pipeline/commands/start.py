@@ -7,7 +7,7 @@
     perennial start quick --photos torchvision/MNIST
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a
-few training steps on this machine (planning/estimate.py); it changes nothing in params.yaml.
+few batches on this machine (planning/estimate.py); it changes nothing in params.yaml.
 """
 
 import difflib
@@ -152,7 +152,7 @@ def offer(now: Situation, verbose: bool = False) -> None:
     from pipeline.planning import estimate
 
     photos = now.survey if now.survey.images else survey.EXAMPLE
-    print("\nMeasuring a few training steps of each preset …")
+    print("\nMeasuring how long a few batches take with each preset …")
     if photos is survey.EXAMPLE:
         print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
         print(f"{photos.where} has, without the download and without split and prepare.")

@@ -1,4 +1,4 @@
-"""Estimates the time of a run, from a few measured training steps and a sample of the user's images."""
+"""Estimates the time of a run, from a short measurement of the training and a sample of the user's images."""
 
 import json
 import math
@@ -44,7 +44,7 @@ class Part:
 
 
 def measure_times(config: Params, classes: int) -> Times:
-    """The times of a few training steps with these params, in as many processes as they set for one node.
+    """The times of a few batches with these params, in as many processes as they set for one node.
 
     Raises UserError if a process fails; the process has printed the reason. Raises KeyboardInterrupt after a signal.
     """
@@ -60,7 +60,7 @@ def measure_times(config: Params, classes: int) -> Times:
     with tempfile.TemporaryDirectory() as name:
         folder, trial_input = Path(name), {"params": trial_config.model_dump(mode="json"), "classes": classes}
         (folder / TRIAL).write_text(json.dumps(trial_input))
-        frame.tell("measures a few training steps: about ten seconds")
+        frame.tell("measures how long a few batches take: about ten seconds")
         try:
             variables.set_variables(train, train.arithmetic)
             launch.with_restarts(("pipeline", "rank", "trial", name), run, folder)
@@ -162,7 +162,7 @@ def describe_total(config: Params, run_parts: Sequence[Part]) -> str:
 
 def report_lines(config: Params, survey: Survey) -> Iterator[str]:
     """Lines with the time of a run and of its parts, and the reasons. Raises UserError as `measure_times` does."""
-    yield "Measuring a few training steps …"
+    yield "Measuring how long a few batches take …"
     run_parts = measure_parts(config, survey)
     yield f"Time of a run: {bold(describe_total(config, run_parts))}"
     for part in run_parts:

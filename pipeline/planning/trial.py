@@ -1,4 +1,4 @@
-"""Measures a few real training steps with given params, on random images.
+"""Measures a few real training steps with given params, and a batch without training, on random images.
 
     perennial rank trial FOLDER     trial.json there has `params` and the number of `classes`
 
@@ -75,6 +75,8 @@ def trial(config: Params, classes: int) -> dict[str, float]:
 
 def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: World) -> list[float]:
     """The seconds of each step, the warm-up first. All processes take the same number of steps."""
+    if not config.train.has_steps:
+        return [0.0, 0.0]
     settings = config.train.model_copy(update={"epochs": WARM_UP_STEPS + MOST_STEPS})
     microbatches = microbatch_count(settings, world)
     model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
@@ -95,13 +97,16 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
 
 
 def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> float:
-    """The seconds that this process needs for one image of a validation."""
+    """The seconds that this process needs for one image of a validation. One image before it compiles and allocates."""
     data = dataset.packed
-    crops = center_crops(View.from_params(config), data.sizes, data.rows("val"), dataset.normalization)
-    before = time.perf_counter()
-    for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
-        wait_for(dataset.images.device)
-    return (time.perf_counter() - before) / len(crops.rows)
+    rows, seconds = data.rows("val"), 0.0
+    for part in (rows[:1], rows):
+        crops = center_crops(View.from_params(config), data.sizes, part, dataset.normalization)
+        before = time.perf_counter()
+        for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
+            wait_for(dataset.images.device)
+        seconds = time.perf_counter() - before
+    return seconds / len(rows)
 
 
 def wait_for(device: torch.device) -> None:
