@@ -1,6 +1,7 @@
 """Shared by the tests: the project's folder, its params, real photos, and time limits."""
 
 import fcntl
+import gc
 import hashlib
 import os
 import re
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytest_plugins = ["tests.helpers.budget"]
+gc.set_threshold(100_000, 50, 50)  # as pipeline/__main__.py does: importing all tests takes a seventh less
 
 PROJECT = Path(__file__).resolve().parents[1]
 PHOTOS = PROJECT / "tests/data/flower_photos"

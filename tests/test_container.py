@@ -155,6 +155,7 @@ def test_what_the_container_needs_is_said_in_a_line_each(
     assert all(part in line and "; " in line for part, line in zip(named, lines, strict=True)), lines
 
 
+@pytest.mark.nightly("the container's test trains two processes without a network in make test-ci")
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip, to take away the network")
 def test_training_needs_no_network_and_no_known_host_name(tmp_path: Path) -> None:
     """As in a container with --network none: its name is in no file, and only the loopback is there."""

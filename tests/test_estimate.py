@@ -57,6 +57,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_steps_are_real_with_two_processes(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes meet, train and validate on random images, also with more weighted classes than in a batch."""
     changes = {"train__parallel": "ddp", "run__processes": 2, "train__class_weights": "balanced"}
+    changes |= {"train__model": "mobilenet_v3_small", "train__crop": 32, "prepare__size": 40}
     config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     before = dict(os.environ)

@@ -72,11 +72,15 @@ def test_it_goes_through_all_stages(
     assert outputs_of(EXAMPLE) == first
 
 
-AVERAGED = {"train__parallel": "ddp", "run__processes": 2, "train__ema_decay": 0.9, "train__export": "ema"}
+AVERAGED = {"train__ema_decay": 0.9, "train__export": "ema"}
+TWO = pytest.param(
+    {**AVERAGED, "train__parallel": "ddp", "run__processes": 2},
+    marks=pytest.mark.nightly("three trainings; test_resume.py has those of two processes"),
+)
 COMPILED = pytest.param({"train__compile": True}, marks=pytest.mark.nightly("the compiler takes half a minute"))
 
 
-@pytest.mark.parametrize("lines", [AVERAGED, COMPILED], ids=str)
+@pytest.mark.parametrize("lines", [AVERAGED, TWO, COMPILED], ids=str)
 def test_a_stopped_training_goes_on_to_the_same_bytes(lines: dict[str, Any], tmp_path: Path) -> None:
     """With several processes, an average, the compiler. Another file begins another run, although the weights fit."""
     lines = {"train__model": MODEL, "train__epochs": 6, "run__log_steps": 1, **lines}

@@ -54,7 +54,7 @@ def test_a_frozen_process_that_is_alone_is_named(tmp_path: Path, stage: str, is_
         assert ("saved at step" in words) == is_asked_to_stop
 
 
-@pytest.mark.slow("a training of two processes; make test has the order of exits")
+@pytest.mark.nightly("a training of two processes; make test has the order of exits")
 def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     """Process 1 is killed while the launcher is stopped. So the launcher sees the exit of process 0 first."""
     lines = {**LONG, "train__epochs": 4000, "run__timeout_seconds": 300}

@@ -1,5 +1,6 @@
 """What the fork server of starts.py imports once, for all processes that it forks."""
 
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ NAMES = (
     *(f"pipeline.stages.{stage}" for stage in STAGES), "pipeline.running.launch", "pipeline.commands.predict",
     "torch._dynamo", "torch.utils.tensorboard", "timm",
 )  # fmt: skip
+gc.set_threshold(100_000, 50, 50)  # as pipeline/__main__.py does
 for name in NAMES:
     importlib.import_module(name)
 for name in [name for name in sys.modules if name.startswith("pipeline")]:  # each process has those of its own folder
