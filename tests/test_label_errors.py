@@ -1,8 +1,6 @@
 """Probable label errors, held against cleanlab."""
 
 import numpy as np
-from cleanlab.filter import find_label_issues
-from cleanlab.rank import get_normalized_margin_for_each_label
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -39,6 +37,9 @@ NEVER = np.array([[0.3, 1.5e-6, 0.7 - 1.5e-6], [0.3, 0.5e-6, 0.7 - 0.5e-6], [0.6
 @example(NEVER)
 def test_the_findings_are_cleanlabs(case: Case) -> None:
     """The images, scores and order of its filter "confident_learning"; images of one score in the order of rows."""
+    from cleanlab.filter import find_label_issues  # a second, which each process that collects the tests would take
+    from cleanlab.rank import get_normalized_margin_for_each_label
+
     probabilities, labels = case
     ours = label_errors.find(probabilities, labels)
     theirs = find_label_issues(

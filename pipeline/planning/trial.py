@@ -35,7 +35,7 @@ from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.running import group, rendezvous
 
-ENOUGH_SECONDS = 4.0  # no more steps after this time
+ENOUGH_SECONDS = 2.0  # no more steps after this time
 WARM_UP_STEPS, MOST_STEPS = 2, 40  # the first step also compiles and allocates
 
 

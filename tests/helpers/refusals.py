@@ -1,5 +1,6 @@
 """Compares refusals by their keys and kinds, never by their words; and checks their form."""
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.base.text import visible
 
 LONGEST = 500  # characters of a refusal, without the folder of a test, and without a long name of one letter
-LENGTHY = re.compile(rf"{re.escape(tempfile.gettempdir())}/[^\s;:]*|(.)\1{{30,}}")
+FOLDERS = tempfile.gettempdir(), os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # see conftest.py
+LENGTHY = re.compile(rf"(?:{'|'.join(map(re.escape, FOLDERS))})/[^\s;:]*|(.)\1{{30,}}")
 
 
 def check_form(fault: Fault) -> None:
