@@ -59,8 +59,9 @@ def opened(
     """A page of a file. After the block: it wrote nothing to the console, and requested nothing but the file.
 
     It may have been loaded again."""
+    # A page that still scrolls moves what a click is meant for.
     context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script
+        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script, reduced_motion="reduce"
     )
     context.set_default_timeout(600_000)  # milliseconds: a loaded machine takes longer than the usual thirty seconds
     page, messages, urls = context.new_page(), [], []
