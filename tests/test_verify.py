@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.attest import comparison, repetition
 from pipeline.base import files
-from pipeline.base.errors import Kind, UserError
+from pipeline.base.errors import DIFFERENT, Kind, UserError
 from pipeline.commands import verify as command
 from pipeline.config import params
 from pipeline.studies import runner
@@ -52,6 +52,18 @@ def test_the_same_bytes_are_confirmed(project: Path) -> None:
     assert (len(outs) >= 10, results(done.stdout), results(done.stdout, "differs")) == (True, [*outs], [])
     assert cache(project) == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
+
+
+def test_an_output_that_the_stage_does_not_write_differs(project: Path) -> None:
+    """A forged model card, with its hash in dvc.lock: only a repetition shows it."""
+    card = project / "models/README.md"
+    text = card.read_text()
+    card.unlink()
+    card.write_text(text + "It is always right.\n")
+    call(project, "dvc", "commit", "--force", "card")
+    commit(project)
+    done = verify(project, "--stage", "card")
+    assert (done.returncode, results(done.stdout, "differs")) == (DIFFERENT, ["models/README.md"]), done.stderr
 
 
 def in_lock(old: str, new: str) -> Change:
