@@ -61,7 +61,10 @@ def opened(
     It may have been loaded again."""
     # A page that still scrolls moves what a click is meant for.
     context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script, reduced_motion="reduce"
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        java_script_enabled=script,
+        reduced_motion="reduce",
     )
     context.set_default_timeout(600_000)  # milliseconds: a loaded machine takes longer than the usual thirty seconds
     page, messages, urls = context.new_page(), [], []
