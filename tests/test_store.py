@@ -90,7 +90,10 @@ def test_a_result_is_kept_and_its_training_runs_once(study: Study, work: list[st
     assert names == {"params.yaml", "dvc.lock", "eval.json", "provenance.json", store.HASHES}
     assert sorted(path.name for path in study.source.folder.parent.iterdir()) == [store.RUNS, store.SOURCE]
     assert not [*study.runs.glob("*/*checkpoint.pt")]
+    (checkpoint,) = (path / "checkpoint.pt" for path in study.runs.iterdir())
+    checkpoint.touch()  # of a study that was killed after it had kept the result
     assert [one.config.train.lr for one in store.results(study, [OTHER, ONE])] == [0.2, 0.1]
+    assert not checkpoint.exists()
     assert work == ["the one", "the one"]
 
 

@@ -182,9 +182,12 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
 
     With the folder of its result, and with the faults why it has failed.
     """
-    waiting = [training for training in trainings if not study.hashes(training)]
-    if finished := len(trainings) - len(waiting):
-        print(f"{study.command}: {finished} of {len(trainings)} {trainings[0].noun} have finished before", flush=True)
+    finished = [training for training in trainings if study.hashes(training)]
+    waiting = [training for training in trainings if training not in finished]
+    for training in finished:
+        _remove_checkpoints(study, training)  # a study that is killed may have kept both
+    if count := len(finished):
+        print(f"{study.command}: {count} of {len(trainings)} {finished[0].noun} have finished before", flush=True)
     by_copy = {study.source.folder.with_name(study.experiment(training)): training for training in waiting}
     jobs = [
         Job(
@@ -203,10 +206,15 @@ def run(study: Study, trainings: Sequence[Training]) -> Iterator[tuple[Training,
                 else:
                     _keep(study, copy, new)
             if not failures:
-                for checkpoint in study.runs.glob(f"*-{copy.name}-*/*checkpoint.pt"):
-                    files.remove(checkpoint)
+                _remove_checkpoints(study, training)
                 files.remove(copy)
             yield training, result, failures
+
+
+def _remove_checkpoints(study: Study, training: Training) -> None:
+    """Remove the checkpoints of a training that has a result."""
+    for checkpoint in study.runs.glob(f"*-{study.experiment(training)}-*/*checkpoint.pt"):
+        files.remove(checkpoint)
 
 
 def _make_copy(study: Study, copy: Path, values: Mapping[str, Any]) -> None:
