@@ -103,7 +103,7 @@ def test_another_number_of_processes_than_the_params_say_is_refused(
         train.run(params.parse(on_cpu(raw, **TWO, run__timeout_seconds=1)))
 
 
-@pytest.mark.nightly("trains long enough to be killed, twice; make test-ci loses a node")
+@pytest.mark.nightly("trains long enough to be killed, twice; make test moves a run to other numbers of processes")
 def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     """run.max_restarts: a process of the second node is killed. Both launchers start theirs again, and meet again."""
     lines = {"train__epochs": 16, "run__launcher": "spawn"}
