@@ -29,7 +29,7 @@ INSTALL = $(VENV)/bin/uv pip install $$(test -t 2 || echo --quiet) --python $(VE
 IMPORTED := dvc.repo.reproduce, networkx, numba, onnx, onnxruntime, timm, torch.distributed.run, torch.utils.tensorboard, torchvision
 export PYTHONDONTWRITEBYTECODE :=
 
-setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.9 GB), from requirements/lock.txt, every hash checked
+setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.7 GB), from requirements/lock.txt, every hash checked
 
 # The stamp is newer than the lock only after a successful installation.
 # Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
@@ -49,7 +49,7 @@ $(READY): requirements/lock.txt
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
 	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 7 || { \
 		echo "setup: $$free GB free here; the environment takes about 6 GB, and uv needs room to unpack" >&2; exit 1; }
-	@echo "setup: installing 5.9 GB into $(VENV), in 1 to 10 minutes; what uv has in its cache takes no space again; only on a terminal uv shows how far it is"
+	@echo "setup: installing 5.7 GB into $(VENV), in 1 to 10 minutes; what uv has in its cache takes no space again; only on a terminal uv shows how far it is"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
 	@$(INSTALL) --requirement requirements/lock.txt
