@@ -25,7 +25,6 @@ from pipeline.checks import machine, validity
 from pipeline.checks.machine import Machine
 from pipeline.config.params import Params
 from pipeline.studies import slurm
-from pipeline.studies.slurm import BatchJob
 from pipeline.versioning import children, programs, run_cache
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
@@ -66,7 +65,7 @@ class _Run:
 
     job: Job
     slot: Slot
-    process: subprocess.Popen[Any] | BatchJob
+    process: subprocess.Popen[Any]
     log_start: int  # bytes that its log had before
     log_position: int  # bytes of its log that were read
     message_time: float = 0.0  # of its last message
@@ -143,20 +142,12 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     yield one.job, _faults(one, status)
     finally:
         with _defer_signals():
-            numbers = []
             for one in running:
-                if not isinstance(one.process, BatchJob):
-                    children.send(one.process, signal.SIGTERM)
-                else:
-                    numbers.append(one.process.number)
+                children.send(one.process, signal.SIGTERM)
             children.wait_for_all(others)
-            if numbers:
-                jobs_in_words = " ".join(numbers)
-                print(
-                    f"{command}: these jobs of Slurm go on: {jobs_in_words}; the same command waits for them; "
-                    f"to end them: scancel {jobs_in_words}",
-                    flush=True,
-                )
+            if any(one.slot.sbatch for one in running):
+                ends = "the same command waits for them; squeue --me lists them, scancel ends them"
+                print(f"{command}: its jobs of Slurm go on; {ends}", flush=True)
 
 
 def run_or_raise(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
@@ -206,13 +197,10 @@ def _start(job: Job, slot: Slot) -> _Run:
     environ = {**programs.environment(), **gpus, **job.environ}
     with (job.folder / LOG).open("ab") as log:
         position = log.tell()
-        process: subprocess.Popen[Any] | BatchJob
-        if slot.sbatch:
-            process = slurm.submit(command, job.folder, LOG, slot.sbatch, environ)
-        else:
-            process = children.start(
-                command, slot.cores, cwd=job.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        command = slurm.job(command, job.folder, LOG, slot.sbatch) if slot.sbatch else command
+        process = children.start(
+            command, slot.cores, cwd=job.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
         return _Run(job, slot, process, position, position)
 
 
