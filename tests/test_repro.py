@@ -38,7 +38,6 @@ AGAIN = pytest.mark.nightly("the same with another signal; make test has the fir
 REPLACED = {  # module → function or class, digest of its code in the version of DVC that is changed
     "utils/serialize/_common.py": {"_dump_data": "95e5f539", "_modify_data": "f15dabe8"},
     "utils/serialize/_yaml.py": {"parse_yaml": "db96b832", "dump_yaml": "8caa3562"},
-    "rwlock.py": {"_edit_rwlock": "0499c993", "rwlock": "d4896875"},
     "stage/__init__.py": {"dump": "7cbd4fc5", "reproduce": "96e96d66"},
     "stage/run.py": {"_run": "aaf4deb9", "cmd_run": "ea684f58", "run_stage": "26b532e3"},
     "stage/cache.py": {
@@ -205,7 +204,7 @@ def test_what_a_run_brings_up_to_date(words: list[str], stages: set[str], monkey
 
 
 def test_a_file_of_dvc_is_whole_at_every_moment(done: Path) -> None:
-    """If the work ends while dvc.lock or the locks are written, they are as before. An equal text is not written."""
+    """If the work ends while dvc.lock is written, it is as before."""
 
     def cut(_: object, stream: Any) -> None:
         stream.write("stages:")
@@ -215,16 +214,6 @@ def test_a_file_of_dvc_is_whole_at_every_moment(done: Path) -> None:
     with pytest.raises(InterruptedError):
         changed_dvc.dump_data("dvc.lock", {}, cut)
     assert Path("dvc.lock").read_bytes() == before
-    inode = RWLOCK.stat().st_ino
-    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False):
-        pass
-    assert RWLOCK.stat().st_ino == inode
-    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False) as locks:
-        locks["write"][str(done / "one")] = {"pid": ME.pid, "cmd": "x"}
-        opened = RWLOCK.open("rb")
-    with opened:
-        assert RWLOCK.stat().st_ino != inode
-        assert opened.read() == b"{}"
 
 
 @pytest.mark.usefixtures("project")
@@ -328,26 +317,18 @@ def test_a_lock_has_the_order_of_dvc_yaml(tmp_path: Path, monkeypatch: pytest.Mo
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 
-def leave_lock(project: Path, pid: int, after: float) -> None:
-    """Leave the rwlock that a `dvc repro` of this PID would have written, so many seconds after it began."""
-    process = {"pid": pid, "cmd": "/bin/dvc repro"}
-    RWLOCK.write_text(
-        json.dumps({"read": {str(project / "given"): [process]}, "write": {str(project / "one"): process}})
-    )
-    os.utime(RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
-
-
 @pytest.mark.parametrize(
-    ("argument", "after", "is_held"), [("repro", -1, False), ("other", 1, False), ("repro", 1, True)]
+    ("program", "place", "is_held"), [("dvc", "/", False), ("other", "", False), ("dvc", "", True)]
 )
 def test_a_lock_of_a_killed_dvc_holds_nobody(
-    done: Path, argument: str, after: float, is_held: bool, capfd: pytest.CaptureFixture[str]
+    done: Path, program: str, place: str, is_held: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Though another process has its PID, which began later or is another program. A lock whose holder lives stays."""
+    """Though another process has its PID, which works elsewhere or is another program. A holder that lives is named."""
     with ExitStack() as stack:
-        other = stack.enter_context(subprocess.Popen([*SLEEP, argument]))
+        other = stack.enter_context(subprocess.Popen([*SLEEP, program], cwd=place or done))
         stack.callback(other.kill)
-        leave_lock(done, other.pid, after)
+        holder = {"pid": other.pid, "cmd": "/bin/dvc repro"}
+        RWLOCK.write_text(json.dumps({"read": {str(done / "given"): [holder]}, "write": {str(done / "one"): holder}}))
         before = RWLOCK.read_bytes()
         if is_held:
             with refuses(("this folder", "busy")) as refused:
@@ -361,16 +342,15 @@ def test_a_lock_of_a_killed_dvc_holds_nobody(
         assert other.poll() is None
 
 
-@pytest.mark.parametrize(
-    "content", ["", "null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000]
-)
-def test_an_rwlock_that_is_none_is_put_right(project: Path, content: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Any content: nothing fails, and it is said."""
-    RWLOCK.write_text(content)
-    with changed_dvc.edit_rwlock(str(RWLOCK.parent), None, False) as locks:
-        assert not any(locks.values())
-    assert capfd.readouterr().err.startswith(f"repro: {RWLOCK} ")
-    assert RWLOCK.read_bytes() == b"{}"
+@pytest.mark.usefixtures("done")
+def test_locks_that_are_cut_are_removed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Any content: nothing fails, and it is said. What a run leaves is no reason to say anything."""
+    for content in ("", "null", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', '{"write": {"o', "[" * 100_000):
+        RWLOCK.write_text(content)
+        status, stdout, (line,) = run(capfd)
+        assert (status, stdout) == (0, ["repro: unchanged: one, two"])
+        assert line.startswith(f"repro: {RWLOCK} ")
+    assert run(capfd) == (0, ["repro: unchanged: one, two"], [])
 
 
 @pytest.mark.usefixtures("done")

@@ -4,7 +4,6 @@ It is written for DVC 3.67.1 (CHECKED): tests/test_repro.py fails first if DVC i
 
     dvc.utils.serialize._common._dump_data   which writes dvc.lock, dvc.yaml and the run cache: atomic and synced
     dvc.utils.serialize._yaml.parse_yaml     which reads it, ten times in a run: the same text is parsed once
-    dvc.rwlock._edit_rwlock                  which writes the locks on inputs and outputs: atomic, without dead holders
     dvc.stage.Stage.dump                     which records a stage in dvc.lock: first its outputs are on the disk
     dvc.stage.cache.StageCache               see run_cache.py
     tqdm.tqdm.display                        a bar is shown if it lasts longer than LONG, and none after its end
@@ -12,29 +11,22 @@ It is written for DVC 3.67.1 (CHECKED): tests/test_repro.py fails first if DVC i
 and while stages run, by in_process.py, `dvc.stage.run._run`.
 """
 
-import json
 import math
-import os
-import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dvc.rwlock
-from dvc.lock import make_lock
 from dvc.stage import Stage
 from dvc.utils import strictyaml
 from dvc.utils.serialize import _common, _json, _yaml
 from tqdm import tqdm
-from voluptuous import Invalid
 
 from pipeline.base import files
-from pipeline.versioning import cache_repair, dvc_lock, processes, run_cache
+from pipeline.versioning import cache_repair, dvc_lock, run_cache
 
 CHECKED = "3.67.1"  # the version of DVC
 LONG = 1.0  # seconds
@@ -52,40 +44,6 @@ def parse_yaml(text: str, path: str, typ: str = "safe") -> Any:
         with suppress(Exception):  # DVC has a message for it
             return deepcopy(dvc_lock.parsed(text)) or {}
     return upstream_parse(text, path, typ)
-
-
-@contextmanager
-def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, Any]]:
-    """In place of `_edit_rwlock`, which cuts the file, and takes any process with the PID of a holder for this one.
-
-    Nobody writes the file while this process has the lock on it: one that cannot be read is of a killed DVC.
-    """
-    path = Path(lock_dir, dvc.rwlock.RWLOCK_FILE)
-    with make_lock(os.path.join(lock_dir, dvc.rwlock.RWLOCK_LOCK), tmp_dir=lock_dir, hardlink_lock=hardlink):  # noqa: PTH118
-        before, locks, fault = b"", dvc.rwlock.SCHEMA({}), ""
-        with suppress(FileNotFoundError):
-            before, modified = path.read_bytes(), path.stat().st_mtime
-            try:
-                locks = dvc.rwlock.SCHEMA(json.loads(before))
-            except (ValueError, Invalid, RecursionError):
-                fault = "unreadable"
-
-        def live(holders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [each for each in holders if processes.lives(each["pid"], each["cmd"], modified)]
-
-        read = {name: holders for name, group in locks["read"].items() if (holders := live(group))}
-        write = {name: holder for name, holder in locks["write"].items() if live([holder])}
-        if (read, write) != (locks["read"], locks["write"]):
-            fault = "locked"
-        if fault:
-            print(f"repro: {os.path.relpath(path)} was left {fault} by a killed DVC: put right", file=sys.stderr)
-        after = {"read": defaultdict(list, read), "write": defaultdict(dict, write)}
-        yield after
-        text = json.dumps({kind: held for kind, held in after.items() if held}).encode()
-        if text != before:
-            partial = files.partial(path)
-            partial.write_bytes(text)  # not synced: after a power cut no holder lives
-            partial.replace(path)
 
 
 def dump_synced(stage: Stage, **options: Any) -> None:
@@ -108,7 +66,6 @@ def apply() -> None:
     """Replace what is to be replaced, in this process."""
     _yaml.parse_yaml = strictyaml.parse_yaml = parse_yaml
     _common._dump_data = _yaml._dump_data = _json._dump_data = dump_data
-    dvc.rwlock._edit_rwlock = edit_rwlock
     Stage.dump = dump_synced
     tqdm.display = display_late  # type: ignore[method-assign, assignment]
     run_cache.lock()

@@ -6,6 +6,7 @@ What is changed in DVC is in changed_dvc.py. All that is used below DVC's interf
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import dvc.rwlock
 import dvc.stage.run
 from dvc.cli import DvcParserError, parse_args
 from dvc.commands.repro import CmdRepro
@@ -33,7 +34,7 @@ from dvc.stage.exceptions import StageCmdFailedError
 
 from pipeline.base import files, linux
 from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, UserError
-from pipeline.versioning import changed_dvc, children, programs, questions
+from pipeline.versioning import changed_dvc, children, processes, programs, questions
 
 # What `perennial plan` reads, and on which nothing depends.
 SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run
@@ -70,16 +71,27 @@ def session(arguments: Namespace, verbose: bool) -> Iterator[Repo]:
                 with suppress(OSError, ValueError):
                     raise busy(int(Path(repo.tmp_dir, "lock").read_text())) from None
                 raise
-            hardlink = repo.config["core"].get("hardlink_lock", False)
-            with changed_dvc.edit_rwlock(repo.tmp_dir, repo.fs, hardlink) as locks:
-                holders = [*locks["write"].values(), *chain(*locks["read"].values())]
-            if holders:
-                raise busy(holders[0]["pid"])
+            remove_locks(Path(os.path.relpath(repo.tmp_dir), dvc.rwlock.RWLOCK_FILE))
             repo.lock._wait = True  # after a stage: a `dvc status` at that moment must not end a run of hours
             yield repo
         except DvcException as error:
             tell(error)
             sys.exit(FAILED)
+
+
+def remove_locks(path: Path) -> None:
+    """Remove the locks on inputs and outputs, under DVC's lock. What a killed DVC has left is reported.
+
+    DVC takes any process with the PID of a holder for the holder, and fails at a file that was cut. Raises UserError if
+    a holder still works here.
+    """
+    text = path.read_text(errors="replace") if path.is_file() else "{}"
+    for pid in map(int, re.findall(r'"pid": (\d{1,9})\b', text)):
+        if processes.works_in(pid, Path.cwd(), of_others=True):
+            raise busy(pid)
+    path.unlink(missing_ok=True)
+    if "{" not in text or {*re.findall(r"\w+", text)} - {"read", "write"}:
+        say(f"{path} was left by a killed DVC: removed", descriptor=2)
 
 
 def busy(pid: int) -> UserError:
