@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.base.errors import Fault, UserError, describe_system_error
+from pipeline.base.errors import Fault, UserError, describe_system_error, raise_if_any
 from pipeline.learning.world import World
 from pipeline.running import rendezvous
 from pipeline.running.rendezvous import Store
 
 Facts = dict[str, dict[str, Any]]  # remedy → name of a fact → its value, of JSON types
 NOT_SET = "not set"
-MAX_FAULTS = 10  # differences that a message names; of the others it has the number
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -56,11 +55,7 @@ def compare_facts(store: Store, world: World) -> Iterator[Facts]:
             value, remedy = "cannot begin, so none does", "then start all again"
             raise UserError(Fault(process, value, "failed", message["fault"], remedy=remedy))
     for rank, message in enumerate(messages):
-        if faults := _faults_from_process_0(messages[0], rank, message, world.size):
-            if more := len(faults[MAX_FAULTS:]):
-                process, value = f"process {rank} of {world.size}", f"{more} more differences from process 0"
-                faults[MAX_FAULTS:] = [Fault(process, value, "differs", remedy="correct the first ones")]
-            raise UserError(*faults)
+        raise_if_any(_faults_from_process_0(messages[0], rank, message, world.size))
 
 
 def _faults_from_process_0(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[Fault]:

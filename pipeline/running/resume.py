@@ -184,7 +184,7 @@ def check_kernels(job: Job, crops: str, names: list[str]) -> None:
             f"here: {now}",
             remedy=remedy,
         )
-        for name, before, now in differences[: agreement.MAX_FAULTS]
+        for name, before, now in differences
     )
 
 
