@@ -1,1 +1,1 @@
-"""The files of a data set, as stages hand them on: the split, packed images, features. Nothing here imports torch."""
+"""The files of a data set, as stages hand them on: the split, packed images, features."""
