@@ -68,22 +68,22 @@ def own_environment() -> Iterator[None]:
 
 
 @contextmanager
-def limited(seconds: int, longer: int = 30) -> Iterator[None]:
+def limited(seconds: int) -> Iterator[None]:
     """Inside the block the time is limited: after `seconds` all child processes are killed, and the test fails.
 
-    The test may then go on and print the output of these processes. After `longer` more seconds it fails where it is.
+    The test may then go on and print the output of these processes. After 30 more seconds it fails where it is.
     """
     killed: list[str] = []
 
     def on_alarm(_: int, __: FrameType | None) -> None:
         if killed:
-            pytest.fail(f"more than {seconds + longer} s; first killed: {killed}")
+            pytest.fail(f"more than {seconds + 30} s; first killed: {killed}")
         killed.append(f"after {seconds} s")
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 killed.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
                 process.kill()
-        signal.alarm(longer)
+        signal.alarm(30)
 
     before, remaining = signal.signal(signal.SIGALRM, on_alarm), signal.alarm(seconds)
     try:

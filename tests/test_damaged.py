@@ -35,7 +35,7 @@ from pipeline.sources import originals
 from pipeline.studies import pooling, ranges, record
 from pipeline.studies.record import Part, Record
 from pipeline.versioning import dvc_lock, integrity
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.conftest import PROJECT, on_cpu, read_params, set_params, write_params
 from tests.helpers import starts
 from tests.helpers.datasets import one_pixel
 from tests.helpers.refusals import refuses
@@ -387,6 +387,11 @@ def test_any_bytes_are_a_value_or_a_refusal(folder: Path, path: str, monkeypatch
     holds()
 
 
+def wrong_params(path: Path) -> None:
+    """No stage needs them before the training, but the first one would draw images."""
+    set_params(path.parent, data__source="synthetic", train__crop_scale=[0.9, 0.1])
+
+
 @pytest.mark.parametrize(
     ("command", "path", "damage"),
     [
@@ -395,6 +400,7 @@ def test_any_bytes_are_a_value_or_a_refusal(folder: Path, path: str, monkeypatch
         ("rank evaluate", "data/packed/images-00000.bin", one_pixel),
         ("rank train", "data/packed/images-00000.bin", one_pixel),
         ("export", "data/packed/images-00000.bin", one_pixel),
+        ("download", "train.crop_scale", wrong_params),
     ],
 )
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:

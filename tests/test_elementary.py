@@ -1,9 +1,5 @@
-"""exp, log and log-softmax of base/elementary.py: small errors, and the same bits with other code of NumPy."""
+"""exp, log and log-softmax of base/elementary.py: small errors, for any neighbours and layout."""
 
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 
@@ -16,20 +12,12 @@ from pipeline.base import elementary
 from pipeline.learning import temperature
 
 Floats = NDArray[np.float64]
-DIGEST = "fa7c39d10c37b7a30f19de27eabf992797fb71bbb4d15d97422b5896a9ca0c1f"
-LESSER = {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F"}
 
 
 def logits(images: int = 600, classes: int = 37) -> Floats:
     """Logits that are nearly equal in some rows, and differ by more than 745 in others."""
     numbers = np.arange(images * classes, dtype=np.int64) * 7919 % 100_003 - 50_000
     return numbers.reshape(images, classes) / 2**15 * (np.arange(images)[:, None] % 300 + 0.1)
-
-
-def digest() -> str:
-    """The SHA-256 of log-probabilities and probabilities."""
-    log_probs = elementary.log_softmax(logits())
-    return hashlib.sha256(log_probs.tobytes() + elementary.exp(log_probs).tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -50,14 +38,6 @@ def test_an_error_is_below_one_unit_in_the_last_place(
         for value, result in zip(values.tolist(), function(values).tolist(), strict=True):
             expected = exact(Decimal(value))
             assert abs(Decimal(result) - expected) < Decimal(float(np.spacing(abs(float(expected))))), value
-
-
-@pytest.mark.parametrize("kind", [{}, LESSER], ids=["this CPU", "fewer instructions"])
-def test_its_bits_do_not_depend_on_the_cpu(kind: dict[str, str]) -> None:
-    """They are known. With fewer instructions, NumPy's own exp and log have other last digits on many CPUs."""
-    command = [sys.executable, "-c", "from tests.test_elementary import digest; print(digest())"]
-    done = subprocess.run(command, env={**os.environ, **kind}, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{DIGEST}\n"
 
 
 def test_an_answer_depends_neither_on_other_images_nor_on_the_layout() -> None:

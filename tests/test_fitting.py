@@ -27,7 +27,6 @@ from tests.helpers.evaluations import CLASSES, draw
 FITS: tuple[Fit, ...] = get_args(Fit)
 SIZE = 40
 SHAPES = {"tall": (30, 91), "wide": (200, 80), "square": (64, 64), "tiny": (3, 2), "line": (300, 1), "turned": (61, 20)}
-ROTATED = Image.Transpose.ROTATE_270  # what makes EXIF's orientation 6 upright
 
 
 def upright(name: str) -> Image.Image:

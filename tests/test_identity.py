@@ -53,14 +53,6 @@ def test_a_setting_changes_an_identity_exactly_if_an_output_can_change(stages: t
     assert decisive == {leaf for stage in stages for leaf in tracked(stage)} - unused
 
 
-def test_an_identity_has_the_values_of_the_params() -> None:
-    """By dotted key, as JSON has them: a list for a tuple. The one that decides nothing has the same word for all."""
-    values = identity.settings(Params(), ["train"])
-    assert values == {key: VALUES[key] for key in values}
-    elastic = params.with_values(Params(), {"train.parallel": "elastic", "run.processes": 3})
-    assert identity.settings(elastic, ["train"]) == values | {"train.parallel": "elastic", "run.processes": "any"}
-
-
 @pytest.mark.parametrize("part", ["train.lr", "data", "code", "versions"])
 def test_each_part_decides(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings, data, code, and what a caller adds. A setting that is varied does not."""

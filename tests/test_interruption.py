@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import PROJECT, set_params
@@ -21,7 +20,6 @@ from tests.helpers.trainings import (
     ends,
     fork_ranks,
     gone,
-    launch,
     messages,
     outputs,
     rank_processes,
@@ -44,15 +42,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     return cache(lambda epochs: train(small_world(tmp_path_factory.mktemp("whole"), **TWO | {"train__epochs": epochs})))
 
 
-def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3, *, saves: bool = True) -> int:
-    """Start a run, wait for an epoch, and send a signal. The launcher's exit status, after all processes have ended.
-
-    `saves`: wait for the checkpoint, too, which follows the line of the epoch.
-    """
+def strike(folder: Path, target: str, number: signal.Signals, epoch: int) -> int:
+    """Start a run, wait for an epoch, and send a signal. The launcher's exit status, after all processes have ended."""
     launcher = start(folder)
     wait_for_epoch(launcher, folder, epoch)
-    if saves:
-        wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")), "no checkpoint")
+    # It follows the line of the epoch.
+    wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")), "no checkpoint")
     if target == "group":
         os.killpg(launcher.pid, number)
     elif target == "launcher":
@@ -131,33 +126,24 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert outputs(folder) == outputs(whole(epochs))
 
 
-@pytest.mark.nightly("three starts; make test has kills and stops of a run that saves after every epoch")
-def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_a_stop_none(
-    whole: Callable[[int], Path], tmp_path: Path
-) -> None:
-    """Without a save at the ends of epochs, a killed run begins anew; after a signal it goes on. No byte differs."""
-    folder = small_world(tmp_path, **(TWO | {"run__epoch_checkpoint_seconds": 1_000_000}))
-    launcher = start(folder)
-    wait_for_epoch(launcher, folder)
-    everything = [psutil.Process(launcher.pid), *rank_processes(launcher)]
-    for process in everything:
-        process.suspend()  # otherwise a process notices that another one is dead, and saves
-    for process in everything:
-        process.kill()
-    wait_for(lambda: gone(folder), "orphans")
-    launcher.wait()
-    assert not list(folder.glob("runs/*/*checkpoint.pt"))
-    assert strike(folder, "rank 0", signal.SIGTERM, saves=False) == 75
-    assert "going on from step" not in messages(folder)
-    assert [path.name for path in folder.glob("runs/*/*checkpoint.pt")] == ["checkpoint.pt"]
-    assert "going on from step" in launch(folder).stderr
-    assert outputs(folder) == outputs(whole(TWO["train__epochs"]))
+LATE_SIGNAL = """
+import os, signal, subprocess
+from pipeline.running.launchers import supervise
+with subprocess.Popen(["sleep", "1000"]) as process:
+    pids = {"process 0 of 1": process.pid}
+    with supervise(lambda: pids, timeout_seconds=600):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+        pids.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+print("still here")
+"""
 
 
 def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
     """The launcher is about to say how they stopped, and must not end by the signal before it has."""
-    command = [sys.executable, "-m", "tests.ranks.late_signal"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", LATE_SIGNAL], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 

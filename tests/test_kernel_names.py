@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,11 @@ from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.learning import collectives, schedule
-from pipeline.learning.state import make_model
-from pipeline.learning.task import open_dataset
 from pipeline.running import checkpoint, kernel_names, provenance, resume
-from pipeline.running.job import Job, check_inputs
-from pipeline.running.monitor import Monitor
-from pipeline.stages import train
+from pipeline.running.job import Job
 from tests.conftest import PROJECT, change, read_params
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, small_world
+from tests.helpers.trainings import ALONE, begun, small_world, train_steps
 
 FORWARD, BACKWARD, OTHER = "sm90_xmma_fprop_bf16", "cutlass_wgrad_64x64", "cudnn::implicit_convolve_sgemm"
 OWN = ("void at::native::vectorized_elementwise_kernel", "Memcpy HtoD", "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
@@ -77,14 +72,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     def run(*names: str, count: int = 1000) -> Job:
         events[:] = [SimpleNamespace(name=name, device_type=DeviceType.CUDA) for name in names]
         events.append(SimpleNamespace(name="aten::convolution", device_type=DeviceType.CPU))
-        steps = iter(range(count))
-        monkeypatch.setattr(Monitor, "step", lambda _: next(steps))
-        config = params.load()
-        data, this_run = check_inputs(config, ALONE, {})
-        this_run.begin()
-        job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, this_run)
-        with suppress(StopIteration):
-            train.train(job, make_model(config, data.classes, ALONE))
+        job, model = begun()
+        train_steps(job, model, count)
         return job
 
     return run

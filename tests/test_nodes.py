@@ -20,7 +20,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.learning import determinism
 from pipeline.learning.world import World
-from pipeline.running import launchers, rendezvous
+from pipeline.running import rendezvous
 from pipeline.running.rendezvous import check_size
 from pipeline.stages import train
 from tests.conftest import on_cpu
@@ -194,20 +194,6 @@ def test_the_interface_that_leads_to_a_host() -> None:
         for entry in entries:
             if entry.family == socket.AF_INET and not entry.address.startswith("127."):
                 assert rendezvous.interface_to(entry.address) == name
-
-
-@pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
-def test_slurm_outside_a_job_is_refused(
-    inside: dict[str, str], raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """run.launcher: slurm outside a job."""
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    for name, value in inside.items():
-        monkeypatch.setenv(name, value)
-    with refuses(("run.launcher", "machine")):
-        launchers.LAUNCHERS["slurm"](
-            ("pipeline", "rank", "train"), params.parse(on_cpu(raw, **TWO, run__launcher="slurm")).run
-        )
 
 
 @pytest.mark.nightly("waits of a cut cable, and up to four starts; make test has two nodes")

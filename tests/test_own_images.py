@@ -18,13 +18,6 @@ ROWS = [
 ]
 
 
-def test_labels_are_those_of_the_table(here: Path) -> None:
-    """A corrected label is another one than the folder."""
-    fill(Path("data/images"), FILES)
-    split_table.write(ROWS, Path("data/split.csv"), Path("data/kept.csv"))
-    assert own_images.of_split("train", Params()) == {"data/images/rose/a.png": "tulip"}
-
-
 def test_training_images_are_known_by_their_bytes(here: Path) -> None:
     """Under any name; not those of the same size, nor test images. With a manifest also where the inbox is lost."""
     given = {"x": b"first", "y": b"second", "same size": b"FIRST", "test": b"third", "twice": b"first"}

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-from PIL import Image
 
 from benchmarks.harness import workspace
 from benchmarks.harness.workspace import STAGES
@@ -163,23 +162,12 @@ def test_killed_at_drawn_moments_it_goes_on_to_the_same_lock(straight: Path, tmp
     assert (folder / "dvc.lock").read_bytes() == straight.read_bytes(), said(folder)
 
 
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    return files.read_csv(folder / f"metrics/{name}.csv")
-
-
 @pytest.mark.nightly("a whole pipeline on real photos under DVC, twice; make test-ci has one on drawn images")
 def test_real_photos_become_a_measured_model(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an archive of real photos to counts, which add up to all images, a model and its figures."""
+    """From an archive of real photos to a page with their credits. Forced, each stage writes the same bytes again."""
     url = {"data__url": f"file://{archive}", "data__sha256": files.sha256(archive)}
     real = create_project(tmp_path / "real", **url, train__parallel="ddp", run__processes=2)
     call(real, "dvc", "repro")
-    counts = {row["finding"]: int(row["number"]) for row in table(real, "findings")}
-    assert [counts[key] for key in ("images", "exact_duplicate_pairs", "conflicts")] == [40, 3, 1]
-    names = ("train", "val", "test", "excluded")
-    images = {name: sum(int(row[name]) for row in table(real, "images")) for name in names}
-    assert images["excluded"] == sum(int(row["images"]) for row in table(real, "excluded")) == 40 - counts["kept"]
-    assert sum(images.values()) == 40
-    assert sum(int(row["images"]) for row in table(real, "per_class")) == images["test"]
     page = (real / "reports/index.html").read_text()
     assert "CC-BY by " in page
     assert len(page) < 1_500_000
@@ -204,57 +192,3 @@ def test_dvc_shows_figures_and_no_output_holds_a_place(finished: Path) -> None:
     for path in (*map(finished.joinpath, (*names, "reports/index.html")), *(finished / "metrics").iterdir()):
         assert str(finished) not in path.read_text()
         assert "file://" not in path.read_text()
-
-
-@pytest.mark.nightly("six runs of DVC; make test has the rule that no tracked table holds a key called size")
-def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
-    """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
-    small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
-    folder = create_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
-    for packed, side in (small, large, small, large, (48, 80), small):
-        changes = {"prepare__size": packed, "data__synthetic": {"count": 50, "size": side}}
-        set_params(folder, **changes)
-        output = call(folder, "dvc", "repro", "prepare").stdout
-        assert json.loads((folder / "data/packed/digest.json").read_text())["size"] == packed, output
-        with Image.open(next((folder / "data/images").rglob("*.png"))) as image:
-            assert all(0.7 * side < length < 1.3 * side for length in image.size), output
-    assert output.count("is cached - skipping run") == 3
-
-
-@pytest.mark.nightly("three more runs under DVC; make test-ci has a study, which refuses a split of other images")
-def test_another_fold_packs_no_image_again(tmp_path: Path) -> None:
-    """Nor do another seed, share of the training images, and class that is left out: `split` runs alone."""
-    drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}, "split__phash_distance": 0}
-    folder = create_project(tmp_path / "folds", **drawn, split__folds=3)
-    call(folder, "dvc", "repro", "prepare")
-
-    def made(changes: dict[str, Any]) -> tuple[str, tuple[Any, int]]:
-        """The hash of split.csv; what dvc.lock says of `prepare`, and which folder is there."""
-        set_params(folder, **changes)
-        call(folder, "dvc", "repro", "prepare")
-        lock = dvc_lock.read(folder / "dvc.lock")
-        return lock["split"]["outs"]["data/split.csv"], (lock["prepare"], (folder / "data/packed").stat().st_ino)
-
-    table, packed = made({})
-    label = min(path.name for path in (folder / "data/images").iterdir() if path.is_dir())
-    others: list[dict[str, Any]] = [
-        {"split__fold": 1},
-        {"split__seed": 7},
-        {"split__train_share": 0.5},
-        {"split__leave_out": label},
-    ]
-    results = [made(changes) for changes in others]
-    assert len({table, *(other for other, _ in results)}) == len(results) + 1
-    assert [other for _, other in results] == [packed] * len(results)
-    assert made({"prepare__size": 48})[1] != packed
-
-
-def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
-    """The first stage refuses params that this machine cannot run, before anything is downloaded or written."""
-    folder = create_project(tmp_path / "refused", train__device="cuda", run__processes=64)
-    refusal = call(folder, "dvc", "repro", check=False)
-    assert refusal.returncode != 0
-    assert "download: train.device: " in refusal.stderr or "download: run.processes: " in refusal.stderr
-    assert "Traceback" not in refusal.stderr
-    assert not (folder / "dvc.lock").exists()
-    assert not (folder / "data/images").exists()

@@ -101,10 +101,15 @@ def test_a_param_names_the_stages_that_track_it_and_those_after_them(finished_co
 
 
 def test_code_that_changed_is_named(finished_copy: Path) -> None:
-    """The stages that depend on a file of the pipeline run, and name it; what .dvcignore leaves out does not count."""
+    """The stages that depend on a file of the pipeline run, and name it.
+
+    Code that serves, and what .dvcignore leaves out, does not count.
+    """
     (finished_copy / "pipeline/data/.packed.py.swp").write_text("an editor")
     (finished_copy / "pipeline/data/__pycache__").mkdir(exist_ok=True)
     (finished_copy / "pipeline/data/__pycache__/packed.pyc").write_text("compiled")
+    serving = finished_copy / "pipeline/running/launch.py"
+    serving.write_text(serving.read_text() + "# changed\n")
     assert states(predict()) == {}
     path, added = "pipeline/dataset/packed.py", "pipeline/data/another.py"
     source = (finished_copy / path).read_text()

@@ -1,9 +1,6 @@
 """The answers of all folds together: every image once with each seed, and figures from counts."""
 
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -13,7 +10,6 @@ import pytest
 
 from pipeline.base import files
 from pipeline.evaluation import metrics
-from pipeline.learning import environment
 from pipeline.studies import pooling
 from tests.helpers.refusals import refuses
 
@@ -102,31 +98,6 @@ def test_one_answer_per_image_is_from_the_mean_of_its_probabilities(tmp_path: Pa
         np.testing.assert_allclose(np.array(chances, float), mean, rtol=1e-15)
         assert (label, guess) == (LABELS[str(path)], CLASSES[mean.argmax()])
     assert pooling.figures(answers).accuracy_of_mean == np.mean([row[2] == row[3] for row in rows])
-
-
-FIGURES_OF_MANY = """
-import numpy as np
-from pipeline.studies import pooling
-random = np.random.default_rng(0)
-for images in range(2, 300):
-    answers = random.dirichlet([1.0] * 3, (2, images))
-    labels = np.arange(images) % 3
-    predictions = pooling.FoldPredictions(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
-    print(pooling.figures(predictions), pooling.table(predictions))
-"""
-
-
-def test_the_figures_are_the_same_on_every_kind_of_cpu() -> None:
-    """numpy's logarithms have other last bits with AVX-512 than without; the figures do not show it."""
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", FIGURES_OF_MANY],
-            env={**os.environ, **variable}, capture_output=True, text=True, check=True,
-        ).stdout
-        for variable in ({}, {"NPY_DISABLE_CPU_FEATURES": environment.PORTABLE["NPY_DISABLE_CPU_FEATURES"]})
-    }  # fmt: skip
-    assert len(outputs) == 1
-    assert outputs.pop().count("over_seeds=") == 298
 
 
 def test_a_probability_of_0_keeps_the_log_likelihood_finite(tmp_path: Path) -> None:

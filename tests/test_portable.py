@@ -21,15 +21,14 @@ from pipeline.answers import classify
 from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.checks import machine, validity
-from pipeline.checks.machine import Machine
+from pipeline.checks import machine
 from pipeline.config import params
 from pipeline.config.params import Arithmetic
 from pipeline.learning import determinism, environment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
 from pipeline.running import provenance, variables
-from tests.conftest import PHOTOS, PROJECT, below, change, on_cpu, read_params, set_params
+from tests.conftest import PHOTOS, PROJECT, below, set_params
 from tests.helpers.projects import stages_folder
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, digests
@@ -178,20 +177,6 @@ def test_predict_computes_with_the_threads_of_the_params(with_onnx: Path, tmp_pa
         assert torch.get_num_threads() == threads
     finally:
         determinism.make_deterministic(*before)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("device", "cuda"), ("precision", "bf16"), ("precision", "fp16"), ("compile", True), ("deterministic", False)],
-)
-def test_what_cannot_be_portable_is_refused(key: str, value: object) -> None:
-    """With native arithmetic the same choice is accepted."""
-    here = Machine(1, "usable", compiler=True, compute_capabilities=((9, 0),), cuda_driver=13, cores=2)
-    lines = {"train__arithmetic": "portable", f"train__{key}": value}
-    (fault,) = validity.faults(params.parse(change(on_cpu(read_params()), **lines)), here)
-    assert (fault.key, fault.kind) == (f"train.{key}", "pair")
-    lines["train__arithmetic"] = "native"
-    assert not validity.faults(params.parse(change(on_cpu(read_params()), **lines)), here)
 
 
 def test_a_portable_model_is_refused_by_an_older_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

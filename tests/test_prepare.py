@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.harness.workspace import STAGE_TABLES
 from pipeline.base import files
 from pipeline.config.params import Prepare
 from pipeline.data import images
@@ -17,6 +18,7 @@ from pipeline.sources.originals import Originals
 from pipeline.stages import prepare
 from tests.helpers.datasets import do_split
 from tests.helpers.refusals import refuses
+from tests.helpers.settings import keys
 
 SIZE = 32
 
@@ -117,6 +119,12 @@ def test_another_split_has_the_same_packed_images(folder: Path, tmp_path: Path, 
     assert all(data.splits) == ("leave_out" not in settings and "train_share" not in settings)
     assert data.classes == (("b", "c") if "leave_out" in settings else ("a", "b", "c"))
     check_packed(data, folder)
+
+
+def test_another_split_packs_no_image_again() -> None:
+    """Of the split, prepare reads kept.csv alone, and none of its settings."""
+    assert {*STAGE_TABLES["prepare"]["deps"]} & {*STAGE_TABLES["split"]["outs"]} == {"data/kept.csv"}
+    assert keys("prepare") == {"prepare", "prepare.size"}
 
 
 def test_the_digest_is_that_of_all_pixels(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What the host reads from the device during a training, and when."""
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,8 @@ from pipeline.config import params
 from pipeline.learning import readout, schedule, state
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
-from pipeline.learning.state import make_model
-from pipeline.learning.task import open_dataset
 from pipeline.loader.storage import Dataset
-from pipeline.running.job import Job, check_inputs
+from pipeline.running.job import Job
 from pipeline.running.monitor import Monitor
 from pipeline.running.resume import save_checkpoint
 from pipeline.running.runs import Run
@@ -25,7 +23,7 @@ from pipeline.stages import train
 from tests.conftest import on_cpu, read_params
 from tests.helpers.reads import Reads
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, small_world
+from tests.helpers.trainings import ALONE, begun, small_world, train_steps
 
 # How often the host waits at the end of an epoch: for its sums, and for the logits of the validation. With
 # `export: best` also for the weights of a best epoch: once for float32, once for int64. docs/performance.md says so.
@@ -49,16 +47,6 @@ def test_delayed_values_are_those_of_their_step() -> None:
     ]
 
 
-def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[Job, tuple[str, ...]]:
-    """A training in this process, as the working folder, and its classes."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
-    config = params.load()
-    data, run = check_inputs(config, ALONE, {})
-    run.begin()
-    return Job(config, open_dataset(config, data, ALONE)[0], ALONE, run), data.classes
-
-
 def shown(job: Job) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows: step and value of each series."""
     events = EventAccumulator(str(job.run.folder)).Reload()
@@ -72,7 +60,9 @@ def train_here(
     """Train in this process. Returns the reads until the end of each step, those after the last, and the losses."""
     never: dict[str, Any] = {"run__checkpoint_seconds": 3600, "run__epoch_checkpoint_seconds": 3600}
     small_world(folder, train__batch_size=4, run__log_steps=2, **never, **changes)
-    (job, classes), reads = begun(folder, monkeypatch, is_delayed), Reads()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
+    (job, model), reads = begun(), Reads()
     monkeypatch.setattr(readout, "_event", reads.event)
     of_steps: list[int] = []
 
@@ -83,7 +73,7 @@ def train_here(
 
     monkeypatch.setattr(Monitor, "step", end_step)
     with ExitStack() as stack:
-        train.train(job, make_model(job.config, classes, ALONE))
+        train.train(job, model)
     return [*of_steps, reads.taken()], shown(job)["loss/train"]
 
 
@@ -106,18 +96,17 @@ def test_a_step_within_an_epoch_waits_for_nothing(
 def test_attempts_show_what_one_attempt_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard has each value once, also if each attempt is killed some steps after its last checkpoint."""
     monkeypatch.setattr(schedule, "checkpoint_age", lambda *_: 0.0)
+    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=True))
     # Files of one second are read in the order of their names as text.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
     def series(folder: Path, *attempts: int) -> dict[str, list[tuple[int, float]]]:
         """The series of a training whose attempts have so many steps."""
         small_world(folder, train__batch_size=4, run__log_steps=2)
+        monkeypatch.chdir(folder)
         for count in attempts:
-            steps = iter(range(count))
-            monkeypatch.setattr(Monitor, "step", lambda _, steps=steps: next(steps))
-            job, classes = begun(folder, monkeypatch, is_delayed=True)
-            with suppress(StopIteration):
-                train.train(job, make_model(job.config, classes, ALONE))
+            job, model = begun()
+            train_steps(job, model, count)
         return shown(job)
 
     once = series(tmp_path / "once", 18)

@@ -1,6 +1,5 @@
 """A record can be repeated: its command sets its params, its figures add up, and its images have a digest."""
 
-import json
 import shutil
 import subprocess
 import tarfile
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.measuring import RESULTS
 from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.sources import originals
@@ -19,21 +17,6 @@ from tests.documents.markdown import BLOCK
 from tests.helpers.projects import call, commit, create_project
 
 RECIPES = sorted((PROJECT / record.RECIPES).glob("*.json"))
-
-
-def digests(report: str) -> dict[str, str]:
-    """What the GPU tests of a report trained: test → digest of the weights, or of the training state."""
-    cases = json.loads((PROJECT / RESULTS / report).read_bytes())["cases"]
-    figures = {test: case.get("figures", {}) for test, case in cases.items()}
-    return {test: values["digest"] for test, values in figures.items() if "digest" in values}
-
-
-def test_an_h100_and_an_h200_train_the_same_bytes() -> None:
-    """In every test of the H100's report that trains. The document that names the report has their number."""
-    h100, h200 = digests("gpu_tests_h100_cuda.json"), digests("gpu_tests_cuda.json")
-    assert h100 == {test: h200[test] for test in h100}
-    lines = (PROJECT / "docs/reproducibility.md").read_text().splitlines()
-    assert any(f" {len(h100)} " in line for line in lines if "gpu_tests_h100_cuda.json" in line)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

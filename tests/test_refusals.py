@@ -28,7 +28,7 @@ from pipeline.dataset.split_table import SPLITS
 from pipeline.evaluation import onnx_file
 from pipeline.learning.loss import balanced_weights
 from pipeline.models import network
-from pipeline.running import checkpoint_copy, rendezvous
+from pipeline.running import checkpoint_copy, launchers, rendezvous
 from pipeline.running.launch import placed_by_cluster
 from pipeline.running.runs import Run
 from pipeline.sources import fetch, originals
@@ -243,7 +243,18 @@ def locate_elsewhere() -> None:
     originals.locate(Path("images"), Path("other"))
 
 
+def in_slurm(variables: dict[str, str]) -> None:
+    os.environ.pop("SLURM_JOB_ID", None)
+    os.environ.update(variables)
+    launchers.LAUNCHERS["slurm"](("pipeline", "rank", "train"), config(run__launcher="slurm").run)
+
+
 GPU, SLURM = {"train__device": "cuda"}, Machine(1, "missing", True, slurm_step=True)
+H100 = Machine(1, "usable", compiler=True, compute_capabilities=((9, 0),), cuda_driver=13, cores=2)
+NOT_PORTABLE: list[tuple[str, Any]] = [
+    ("train.device", "cuda"), ("train.precision", "bf16"), ("train.precision", "fp16"), ("train.compile", True),
+    ("train.deterministic", False),
+]  # fmt: skip
 WITHOUT_FMA = Machine(0, "missing", True, missing_cpu_features=("FMA",))
 ELASTIC = {"train__parallel": "elastic", "train__shards": 4}
 FOUR = {**GPU, "train__parallel": "ddp", "run__processes": 4}
@@ -305,6 +316,8 @@ ROWS: list[Row] = [
          "train.optimizer", "machine"),
         (({"train__compile": True}, Machine(0, "missing", False)), "train.compile", "machine"),
         (({"train__arithmetic": "portable"}, WITHOUT_FMA), "train.arithmetic", "machine"),
+        *((({key: value, "train.arithmetic": "portable"}, H100), key, "pair") for key, value in NOT_PORTABLE),
+        *((({key: value, "train.arithmetic": "native"}, H100), "", "") for key, value in NOT_PORTABLE),
         (({}, Machine(0, "missing", True, stale_files=("requirements/lock.txt",))), "requirements/lock.txt", "differs"),
         (({}, Machine(0, "missing", True, other_packages=("a 1 (locked: 2)",) * 9)),
          "requirements/lock.txt", "machine"),
@@ -448,6 +461,10 @@ ROWS: list[Row] = [
     *rows(
         "an interface", rendezvous.check_interface, ({}, "", ""), ({rendezvous.INTERFACE: "lo"}, "", ""),
         ({rendezvous.INTERFACE: "lo,nosuch0"}, rendezvous.INTERFACE, "machine"),
+    ),
+    *rows(
+        "Slurm without a job, and without srun", in_slurm,
+        *((variables, "run.launcher", "machine") for variables in ({}, {"SLURM_JOB_ID": "1", "PATH": ""})),
     ),
     *rows("a file of ranges", read_ranges, *((lines, f"tried.yaml: {key}", kind) for lines, key, kind in RANGES)),
     *rows(

@@ -3,11 +3,8 @@
 import itertools
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,30 +80,6 @@ def test_the_same_inputs_give_the_same_bytes(written: Path, tmp_path: Path) -> N
     set_params(tmp_path, run__workers=3)
     report.run(reports.config_in(tmp_path))
     assert (tmp_path / "reports/index.html").read_bytes() == written.read_bytes()
-
-
-ENCODE = """
-import hashlib, numpy as np
-from PIL import Image
-from pipeline.reporting import thumbnails
-noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30, 3), np.uint8)
-smooth = [Image.fromarray(part).resize((97 + k, 131 - k), Image.Resampling.BICUBIC) for k, part in enumerate(noise)]
-odd = [Image.fromarray(part[: 1 + k, : 30 - k // 2]) for k, part in enumerate(noise[:30])]
-large = [image.resize((500, 333)) for image in smooth[:5]]
-print(hashlib.sha256("".join(thumbnails.encode(i, i.size).source for i in smooth + odd + large).encode()).hexdigest())
-"""
-
-
-def test_thumbnails_have_the_same_bytes_on_every_cpu() -> None:
-    """libjpeg-turbo writes the same bytes with AVX2, with SSE2 alone, and without vector instructions."""
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", ENCODE], env={**os.environ, **variable}, capture_output=True, text=True, check=True
-        ).stdout
-        for variable in ({}, {"JSIMD_FORCESSE2": "1"}, {"JSIMD_FORCENONE": "1"})
-    }
-    assert len(found) == 1
-    assert len(found.pop()) == 65
 
 
 def test_it_shows_exactly_the_settings_that_the_stage_tracks(reported: Path, elements: Element) -> None:

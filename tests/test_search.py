@@ -1,6 +1,7 @@
 """The trials of a sweep: what a grid, a random search and TPE give; each follows from its number and the file."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,21 @@ def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
     config = params.parse(on_cpu(read_params()))
     first = search.present_values(example, config)
     trials.check(config, [trial.values for trial in search.random(example, first, example.trials)], machine.read())
+
+
+def test_the_users_own_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of params.yaml: they are tried. A missing file is refused."""
+    monkeypatch.chdir(tmp_path)
+    config = params.parse(on_cpu(read_params(), train__weights="mine.safetensors"))
+    sweep = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
+    Path("mine.safetensors").touch()
+    with refuses(("train.weights", "missing")):
+        trials.weights(config, sweep)
+    Path("one.safetensors").touch()
+    assert trials.weights(config, sweep) == ["mine.safetensors", "one.safetensors"]
+
+
+def test_a_name_is_one_that_git_takes() -> None:
+    """Of the name of the file of ranges letters and digits are left."""
+    assert re.fullmatch(r"my-sweep-+2-1", trials.name("my sweep: 学习 (2)", "1"))
+    assert trials.name("学习", "1") == "sweep-1"

@@ -2,10 +2,8 @@
 
 import ast
 import re
-import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from benchmarks.harness.workspace import STAGE_TABLES, STAGES
 from pipeline.__main__ import LAUNCHED, module_of
 from pipeline.command_line import COMMANDS
 from pipeline.versioning import dvc_lock
-from tests.conftest import PROJECT, limited
+from tests.conftest import PROJECT
 from tests.helpers.modules import MODULES, closure, imports, modules_of
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the program.
@@ -195,19 +193,6 @@ def test_an_import_changes_nothing_of_the_process() -> None:
         assert [line for line in statements(ast.parse(path.read_text()).body) if changing.match(line)] == [], module
 
 
-def test_no_test_waits_without_end() -> None:
-    """What a test started is killed when its time is over, and the test fails with the names of what it waited for."""
-    with (
-        subprocess.Popen(["sleep", "1000"]) as started,
-        pytest.raises(pytest.fail.Exception, match=r"more than 1 s; killed: .*sleep 1000"),
-        limited(1),
-    ):
-        started.wait()
-    assert started.returncode == -signal.SIGKILL
-    with pytest.raises(pytest.fail.Exception, match="more than 1 s"), limited(1, longer=1):
-        time.sleep(1000)
-
-
 def test_every_command_has_a_module_and_every_module_a_command() -> None:
     """Each module of stages/ and commands/ is started by a command; `rank` starts those of a launcher."""
     folders = {module for module in MODULES if layer(module) in ("stages", "commands")}
@@ -215,15 +200,6 @@ def test_every_command_has_a_module_and_every_module_a_command() -> None:
     arguments += [Namespace(command="rank", stage=stage) for stage in ("features", "evaluate")]
     assert {module_of(given) for given in arguments} - {*LAUNCHED.values()} == folders - {
         "pipeline.stages", "pipeline.commands",
-    }  # fmt: skip
-
-
-def test_a_module_that_catches_a_refusal_is_known() -> None:
-    """Nobody but the program ends with a UserError as a line."""
-    catching = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
-    assert {module.removeprefix("pipeline.") for module in catching} <= {
-        "base.errors", "commands.continue_from", "loader.remote", "answers.classify", "evaluation.photos",
-        "running.launch", "running.runs", "studies.slurm", "models.own", "commands.compare",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The page about a sweep and its table, looked at with a real browser."""
+"""The page about a sweep, its table and its conclusion. tests/test_pages.py opens it with a real browser."""
 
 from pathlib import Path
 
@@ -54,6 +54,8 @@ def test_the_conclusion_warns_of_the_selection() -> None:
     assert [part in sentence for part, sentence in zip(parts, CONCLUSION, strict=True)] == [True] * 4
     alone = trials.conclusion(ENDED[:1], PRESENT, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
     assert "too good" not in alone[1]
+    without = trials.conclusion(BEST_FIRST, ENDED[1].trial.values, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
+    assert not any("points" in sentence for sentence in (alone[2], without[2]))  # no gain, and no result to compare
 
 
 def test_the_page_has_every_trial_and_the_sentences() -> None:

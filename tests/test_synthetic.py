@@ -4,20 +4,15 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from pipeline.base import files
 from pipeline.sources import synthetic
+from tests.helpers.sources import contents
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """Relative path → SHA-256 of every file below a folder."""
-    return {str(path.relative_to(folder)): files.sha256(path) for path in folder.rglob("*") if path.is_file()}
-
-
-def draw(folder: Path, count: int = 12, seed: int = 0, workers: int = 2) -> dict[str, str]:
-    """Draw images into a new folder; their hashes."""
+def draw(folder: Path, count: int = 12, seed: int = 0, workers: int = 2) -> dict[str, bytes]:
+    """Draw images into a new folder; its files."""
     folder.mkdir()
     synthetic.draw(folder, count, 32, seed, workers)
-    return hashes(folder)
+    return contents(folder)
 
 
 def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> None:

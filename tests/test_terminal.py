@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 import termios
@@ -121,14 +120,3 @@ def test_bash_completes(words: Sequence[str], expected: set[str], capsys: pytest
     command = ["bash", "-c", capsys.readouterr().out + ask, "bash", *words]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert set(done.stdout.splitlines()) == expected, done.stderr
-
-
-def test_zsh_accepts_its_script(capsys: pytest.CaptureFixture[str]) -> None:
-    """It has every command; where zsh is installed, its syntax is checked."""
-    assert main([COMPLETION, "zsh"]) == 0
-    text = capsys.readouterr().out
-    # A command with subcommands has a function of its own.
-    begins = (rf" {name}\) _(arguments|shtab_perennial_\w+) " for name, command in COMMANDS.items() if command.group)
-    assert all(re.search(begin, text) for begin in begins)
-    if shutil.which("zsh"):
-        subprocess.run(["zsh", "-n"], input=text, text=True, check=True)

@@ -132,6 +132,8 @@ def test_a_setting_is_tracked_or_shown_to_change_nothing() -> None:
     tracked_ones = {leaf for stage in STAGES for leaf in tracked(stage)}
     assert {*OTHERWISE, *ELSEWHERE} == set(LEAVES) - tracked_ones  # of paths.inbox DVC tracks the content
     assert {leaf for _, leaf in IN_A_STAGE} <= tracked_ones
+    # The pipelines of these tests draw no image, so no test below sees that download reads them.
+    assert {leaf for leaf in LEAVES if leaf.startswith("data.synthetic.")} <= tracked("download")
     for name in [*ELSEWHERE.values(), *IN_A_STAGE.values()]:
         file, _, test = name.partition("::")
         assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), name

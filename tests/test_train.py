@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from pipeline.base import files
+from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.learning import collectives, results, state, validation
 from pipeline.learning.loop import Totals
@@ -24,7 +25,7 @@ from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.running import failures
 from pipeline.running import launch as launch_
-from pipeline.running.job import Job
+from pipeline.running.job import Job, check_inputs
 from pipeline.running.runs import Run
 from tests.conftest import on_cpu, read_params
 from tests.helpers.ranks import train
@@ -132,13 +133,15 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
         failures.check_exported(progress.history[0], config.train)
 
 
-@pytest.mark.parametrize(("key", "value"), [("train.batch_size", 64), ("prepare.size", 48)])
-def test_what_does_not_fit_the_images_is_refused_before_the_first_step(tmp_path: Path, key: str, value: int) -> None:
+@pytest.mark.parametrize(("key", "value", "kind"), [("train.batch_size", 64, "pair"), ("prepare.size", 48, "differs")])
+def test_what_does_not_fit_the_images_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: int, kind: Kind
+) -> None:
     """A batch that would hold images twice, and another size than that of the packed images. No run is begun."""
-    done = launch(small_world(tmp_path, **{key.replace(".", "__"): value}), check=False)
-    assert done.returncode == 1
-    assert f"train: {key}: {value}: " in done.stderr
-    assert not (tmp_path / "runs").exists()
+    monkeypatch.chdir(small_world(tmp_path, **{key.replace(".", "__"): value}))
+    with refuses((key, kind)):
+        check_inputs(params.load(), ALONE, {})
+    assert not Path("runs").exists()
 
 
 @pytest.mark.slow("real starts of torchrun; make test starts its processes by perennial train")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest import comparison, repetition
+from pipeline.attest import repetition
 from pipeline.base import files
 from pipeline.base.errors import DIFFERENT, Kind, UserError
 from pipeline.commands import verify as command
@@ -19,10 +19,11 @@ from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
 from tests.helpers.projects import call, commit, edited, verify, verify_environment
 from tests.helpers.refusals import refuses
+from tests.helpers.sources import contents
 from tests.helpers.trainings import gone, wait_for
 
 Change = Callable[[Path], object]
-SHARD, WEIGHTS = "data/packed/images-00000.bin", "models/model.safetensors"
+SHARD = "data/packed/images-00000.bin"
 AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")
 
 
@@ -33,12 +34,6 @@ def project(finished_copy: Path) -> Path:
     return finished_copy
 
 
-def cache(project: Path) -> dict[str, bytes]:
-    """The files of DVC's cache and run cache."""
-    inside = project / ".dvc/cache"
-    return {str(path.relative_to(inside)): path.read_bytes() for path in inside.rglob("*") if path.is_file()}
-
-
 def results(stdout: str, what: str = "same") -> list[str]:
     """The outputs that are the same, or that differ."""
     return [line.split()[0] for line in stdout.splitlines() if line.endswith(f"  {what}")]
@@ -46,11 +41,11 @@ def results(stdout: str, what: str = "same") -> list[str]:
 
 def test_the_same_bytes_are_confirmed(project: Path) -> None:
     """Every output is made again and compared, and neither the cache nor the folder changes."""
-    before, outs = cache(project), dvc_lock.outputs(dvc_lock.read())
+    before, outs = contents(project / ".dvc/cache"), dvc_lock.outputs(dvc_lock.read())
     done = verify(project)
     assert done.returncode == 0, done.stderr
     assert (len(outs) >= 10, results(done.stdout), results(done.stdout, "differs")) == (True, [*outs], [])
-    assert cache(project) == before
+    assert contents(project / ".dvc/cache") == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
@@ -144,21 +139,6 @@ def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
     (project / "dvc.lock").unlink()
     with refuses(("dvc.lock", "missing")):
         command.verify(None)
-
-
-@pytest.mark.usefixtures("project")
-def test_outputs_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The hash of each output is printed, and those that differ are returned: here the last byte of the weights."""
-    copy = shutil.copytree("models", tmp_path / "copy/models").parent
-    content = Path(WEIGHTS).read_bytes()
-    (copy / WEIGHTS).unlink()
-    (copy / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    stages = dvc_lock.read()
-    outs = {path: md5 for path, md5 in dvc_lock.outputs(stages, ["train"]).items() if path.startswith("models/")}
-    made = comparison.read_hashes(outs, copy)
-    assert comparison.compare({"train": {"deps": {}, "outs": outs}}, made, ["train"]) == [WEIGHTS]
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith(("  same", "  differs"))]
-    assert {path: how for path, _, _, how in lines} == dict.fromkeys(outs, "same") | {WEIGHTS: "differs"}
 
 
 @pytest.mark.nightly("repeats a stage under DVC; make test has the same command in a clone")

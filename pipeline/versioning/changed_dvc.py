@@ -8,7 +8,9 @@ It is written for DVC 3.67.1 (CHECKED): tests/test_repro.py fails first if DVC i
     dvc.stage.cache.StageCache               see run_cache.py
     tqdm.tqdm.display                        a bar is shown if it lasts longer than LONG, and none after its end
 
-and while stages run, by in_process.py, `dvc.stage.run._run`.
+and while stages run, by in_process.py, `dvc.stage.run._run`. For another version of DVC, read them again, and what
+calls them: `_modify_data`, `dump_yaml`, `rwlock`, `Stage.reproduce`, `cmd_run`, `run_stage`, repo/reproduce.py,
+`CmdRepro`.
 """
 
 import math

@@ -14,13 +14,21 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import torch
+from torch import nn
 
 from pipeline.base import files
+from pipeline.config import params
 from pipeline.dataset import packed
 from pipeline.learning.environment import required_variables
+from pipeline.learning.state import make_model
+from pipeline.learning.task import open_dataset
 from pipeline.learning.world import World
 from pipeline.running import launchers
+from pipeline.running.job import Job, check_inputs
+from pipeline.running.monitor import Monitor
+from pipeline.stages import train
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code
@@ -160,6 +168,23 @@ def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.Com
         done = starts.run(command, cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def begun() -> tuple[Job, nn.Module]:
+    """The training of the working folder, begun in this process, and its model."""
+    config = params.load()
+    data, run = check_inputs(config, ALONE, {})
+    run.begin()
+    job = Job(config, open_dataset(config, data, ALONE)[0], ALONE, run)
+    return job, make_model(config, data.classes, ALONE)
+
+
+def train_steps(job: Job, model: nn.Module, count: int) -> None:
+    """Train in this process, which is killed after so many steps."""
+    steps = iter(range(count))
+    with pytest.MonkeyPatch.context() as patch, suppress(StopIteration):
+        patch.setattr(Monitor, "step", lambda _: next(steps))
+        train.train(job, model)
 
 
 def digests(folder: Path, *names: str) -> dict[str, str]:

@@ -18,10 +18,6 @@ from pipeline.running import agreement, claim, group, monitor, rendezvous, stopp
 from pipeline.stages import train
 
 
-def packed_images(paths: params.Paths) -> packed.Packed:
-    return packed.load(Path(paths.packed), Path(paths.split))
-
-
 def do_nothing(*_: object, **__: object) -> None: ...
 
 
