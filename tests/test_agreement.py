@@ -23,7 +23,7 @@ from pipeline.running.agreement import Facts
 from pipeline.running.job import common_facts
 from pipeline.versioning import identity
 from tests.conftest import set_params
-from tests.helpers.datasets import one_pixel
+from tests.helpers.damage import flip
 from tests.helpers.nodes import TRAIN, nodes, start
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import small_world
@@ -60,7 +60,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly("two real starts of torchrun; make test has two nodes that differ, which are refused")
-@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images-00000.bin")])
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: flip(folder / "images-00000.bin")])
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """One node has no packed images, or a changed pixel. The other one does not wait, and says the same."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)

@@ -1,7 +1,5 @@
 """Damage in DVC's cache and in outputs is always reported: after a power cut, a disk fault or an edit by mistake."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,28 +12,10 @@ import pytest
 from pipeline.base import files
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
+from tests.helpers.damage import cut, flip, overwrite
 from tests.helpers.in_process import enter_copy, run
-from tests.helpers.projects import call
+from tests.helpers.projects import call, object_of
 from tests.helpers.refusals import refuses
-
-
-def flip(path: Path) -> None:
-    """Flip one bit in place. The file keeps its size and its time."""
-    facts, content = path.stat(), bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    overwrite(path, bytes(content))
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-
-
-def cut(path: Path) -> None:
-    overwrite(path, path.read_bytes()[: path.stat().st_size // 2])
-
-
-def overwrite(path: Path, content: bytes = b"") -> None:
-    mode = path.stat().st_mode
-    path.chmod(0o644)
-    path.write_bytes(content)
-    path.chmod(mode)
 
 
 @pytest.fixture
@@ -51,15 +31,6 @@ def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
 
 def outs(folder: Path) -> dict[str, str]:
     return dvc_lock.outputs(dvc_lock.read(folder / "dvc.lock"))
-
-
-def object_of(folder: Path, path: str, inside: str = "") -> Path:
-    """The object of an output in DVC's cache, or of a file in it."""
-    md5 = outs(folder)[path]
-    if inside:
-        entries = json.loads(integrity.object_of(folder / ".dvc/cache", md5).read_bytes())
-        (md5,) = (entry["md5"] for entry in entries if entry["relpath"] == inside)
-    return integrity.object_of(folder / ".dvc/cache", md5)
 
 
 def everything(folder: Path) -> dict[str, bytes]:

@@ -17,7 +17,8 @@ from pipeline.config import params
 from pipeline.studies import runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
-from tests.helpers.projects import call, commit, edited, verify, verify_environment
+from tests.helpers.damage import edited, flip
+from tests.helpers.projects import call, commit, verify, verify_environment
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
@@ -73,10 +74,10 @@ def in_lock(old: str, new: str) -> Change:
 
 def flip_a_bit(project: Path) -> None:
     """Write a new file of the same name, because the old one may share its bytes with DVC's cache."""
-    content = bytearray((project / SHARD).read_bytes())
-    content[len(content) // 2] ^= 1
+    content = (project / SHARD).read_bytes()
     files.remove(project / SHARD)
     (project / SHARD).write_bytes(content)
+    flip(project / SHARD)
 
 
 def write_another_hash(project: Path) -> None:
@@ -150,9 +151,7 @@ def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
 def test_outputs_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hash of each output is printed, and those that differ are returned: here the last byte of the weights."""
     copy = shutil.copytree("models", tmp_path / "copy/models").parent
-    content = Path(WEIGHTS).read_bytes()
-    (copy / WEIGHTS).unlink()
-    (copy / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    flip(copy / WEIGHTS)
     stages = dvc_lock.read()
     outs = {path: md5 for path, md5 in dvc_lock.outputs(stages, ["train"]).items() if path.startswith("models/")}
     made = comparison.read_hashes(outs, copy)

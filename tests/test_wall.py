@@ -5,7 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.helpers.projects import call, commit, edited
+from tests.helpers.damage import edited
+from tests.helpers.projects import call, commit
 
 LATER = (  # of a new version: the words of a refusal, the progress bar, a line of the launcher
     edited("pipeline/running/failures.py", "BatchNorm needs two", "BatchNorm needs at least two"),
