@@ -12,6 +12,7 @@ import pytest
 from pipeline.base import files
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
+from tests.helpers import starts
 from tests.helpers.damage import cut, flip, overwrite
 from tests.helpers.in_process import enter_copy, run
 from tests.helpers.projects import call, object_of
@@ -108,26 +109,6 @@ def test_damaged_objects_are_put_back_from_whole_outputs(
 
 
 @pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
-def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
-    """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
-    flip(object_of(project, "data/packed", "images-00000.bin"))
-    shutil.rmtree(project / "data/packed")
-    call(project, "dvc", "checkout")
-    set_params(project, train__lr=0.02)
-    lock = (project / "dvc.lock").read_bytes()
-    refused = call(project, "dvc", "repro", check=False)
-    assert refused.returncode != 0
-    (line,) = (line for line in refused.stderr.splitlines() if line.startswith("train: "))
-    assert line.startswith("train: data/packed/images-00000.bin: ")
-    assert str(object_of(project, "data/packed", "images-00000.bin").relative_to(project)) in line
-    assert (project / "dvc.lock").read_bytes() == lock
-    again = repro(project)
-    assert "Running stage 'prepare'" in again.stdout
-    assert outs(project)["data/packed"] in lock.decode()
-    assert integrity.inspect_outputs(outs(project), {})
-
-
-@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     """After `dvc exp run` and `git checkout .`, models and figures are those of the experiment. `repro prepare` makes
     neither anew, so it names and touches none of them. `perennial repro` then brings them back."""
@@ -217,12 +198,21 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path) -> None:
 
 
 def test_a_stage_under_dvc_compares_its_inputs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that a user starts by hand does not."""
+    """A stage that a user starts by hand does not. `dvc repro` accepts them: the refusal names DVC's object."""
     flip(project / "data/kept.csv")
     assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with refuses(("data/kept.csv", "differs")):
         integrity.check("prepare")
+    damaged, shard = object_of(project, "data/packed", "images-00000.bin"), "data/packed/images-00000.bin"
+    flip(damaged)
+    files.remove(project / shard)
+    shutil.copy(damaged, project / shard)
+    monkeypatch.setenv(integrity.UNDER_DVC, "train")
+    done = starts.run([sys.executable, "-m", "pipeline", "train"])
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith(f"train: {shard}: ")) == (1, True)
+    assert str(damaged.relative_to(project)) in line
 
 
 def test_wrong_params_cost_no_output(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
