@@ -63,20 +63,6 @@ def commit(folder: Path) -> None:
     call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "State")
 
 
-def commit_wrong_weights(project: Path) -> int:
-    """Commit weights with another number, and a dvc.lock that has their hash. Returns the number of tensors."""
-    import safetensors.torch  # most users of this module need no torch
-
-    weights = project / "models/model.safetensors"
-    tensors = safetensors.torch.load_file(weights)
-    tensors["classifier.1.bias"][0] += 0.5
-    files.remove(weights)
-    safetensors.torch.save_file(tensors, weights)
-    call(project, "dvc", "commit", "--force")
-    commit(project)
-    return len(tensors)
-
-
 def verify_environment(project: Path) -> dict[str, str]:
     """Environment variables for `perennial verify` in a project: its work copy is in `temporary`, beside it."""
     environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
