@@ -10,6 +10,8 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -18,9 +20,12 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline import learning
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.learning.ema import Ema
 from tests.conftest import PROJECT
 from tests.gpu import ranks
+from tests.helpers.trainings import ALONE
 
 APEX_SRC = os.environ.get("APEX_SRC", "")
 needs_apex = pytest.mark.skipif(
@@ -65,12 +70,23 @@ def test_the_machine_tells_the_states_of_an_installation_apart(state: str, tmp_p
     assert done.stdout == f"{state} False\n"
 
 
-def test_apex_is_imported_only_when_it_is_asked_for() -> None:
-    """The tables can be read and their native members used without Apex; each of its seven choices then misses it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ranks.without_apex"], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["apex"] * 7
+WITH_APEX: dict[str, Callable[[], object]] = {
+    **{level: partial(PRECISIONS[level], "cpu") for level in ("O0", "O1", "O2", "O3")},
+    "apex_ddp": lambda: PARALLELS["apex_ddp"](nn.Identity(), ALONE, True, 1),
+    "sync_bn": lambda: SYNC_BNS["apex"](nn.Identity()),
+    "fused_sgd": lambda: OPTIMIZERS["fused_sgd"]([], 0.1, 0.9, True),
+}
+
+
+@pytest.mark.parametrize("choice", WITH_APEX)
+def test_apex_is_imported_only_when_it_is_asked_for(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native members of the tables can be used without Apex; each of its seven choices misses it."""
+    monkeypatch.setitem(sys.modules, "apex", None)
+    monkeypatch.delitem(sys.modules, "pipeline.learning.apex", raising=False)
+    monkeypatch.delattr(learning, "apex", raising=False)
+    PRECISIONS["fp32"]("cpu")
+    with pytest.raises(ModuleNotFoundError, match="apex"):
+        WITH_APEX[choice]()
 
 
 @needs_apex

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as F
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.loader import augment, random_params
 from pipeline.loader.random_params import AugmentParams
-from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, random_images
+from tests.helpers.crops import cropped, jitter, mixes, random_boxes, random_images
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -65,20 +64,6 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     nothing, labels = random_params.draw_mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mix_images(plain, nothing) is plain
     assert all(each is labels for each in augment.mix_labels(labels, nothing, 5))
-
-
-def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
-    """Jittered and erased, alone or in a batch, with one thread or two: the same bits."""
-    images, draws = random_images(6, 96), drawn(6, 96, 80)
-    together = augment.training_crops(images, torch.arange(6), draws, 80, IMAGENET)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3 - min(before, 2))
-        each = [np.array([k]) for k in range(6)]
-        alone = [augment.training_crops(images, torch.from_numpy(k), draws.at(k), 80, IMAGENET) for k in each]
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("lam", [0.25, 0.49, 0.5, 0.51])

@@ -15,10 +15,11 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from benchmarks.__main__ import commands
 from benchmarks.__main__ import main as benchmark
 from benchmarks.harness import bound, measuring, workspace
-from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import ceiling, gpu, peers, profile, ways
+from benchmarks.harness.measuring import Report
+from benchmarks.speed import gpu, peers, ways
 from pipeline.base import files
 from tests.conftest import PROJECT
 from tests.documents import reports
@@ -27,12 +28,8 @@ from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 from tests.helpers.wheels import wheel
 
-NAMES = (
-    *("arithmetic", "ceiling", "devices", "exact", "loader", "peers", "pipeline", "planning", "prepare"),
-    *("profile", "scale", "steps", "time_to_accuracy", "ways"),
-)
-# `devices` is `ways` for GPUs; `peers` runs in the test of a machine that has little.
-TRIED = [name for name in NAMES if name not in ("devices", "peers")]
+# `devices` is `ways` for GPUs; `gpu` and `peers` run in the test of a machine that has little.
+TRIED = sorted(commands().keys() - {"devices", "gpu", "peers"})
 
 
 def table_of(name: str, report: dict[str, Any]) -> str:
@@ -55,7 +52,7 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert name not in reports.TABLES or table_of(name, report).count("\n") > 1
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit"} <= report["conditions"].keys()
-    without_photos = ("planning", "arithmetic", "exact", "profile", "scale", "steps")
+    without_photos = ("planning", "arithmetic", "exact", "profile", "scale", "state", "steps")
     assert name in without_photos or report["conditions"]["photos"]
 
 
@@ -237,17 +234,11 @@ def options_of(out: Path, **changes: Any) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(options), **changes})
 
 
-def test_rows_of_another_machine_are_not_resumed(tmp_path: Path) -> None:
-    """A report of another machine, commit or data is refused and not changed."""
-    Report("nothing", options_of(tmp_path), photos="some").add("row", {"figure": 1.0})
-    assert Report("nothing", options_of(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
-    with refuses((tmp_path / "nothing_cpu.json", "differs")):
-        Report("nothing", options_of(tmp_path, resume=True), photos="others")
-    assert Report("nothing", options_of(tmp_path), photos="others").missing(["row"]) == ["row"]
-
-
 def test_rows_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decides no figure of a GPU is listed by row, and not compared. The rest is compared."""
+    """What decides no figure of a GPU is listed by row, and not compared. The rest is compared, as are other photos.
+
+    Without --resume a report begins anew.
+    """
     versions = {"torch": "2.11.0", "cuda": "13.0", "pillow": "13.0.0"}
     first = {**measuring.machine(), "gpus": ["NVIDIA H200"], "kernel": "4.4.0", "versions": versions, "commit": "some"}
     monkeypatch.setattr(measuring, "machine", lambda: first)
@@ -265,10 +256,17 @@ def test_rows_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(measuring, "machine", lambda decisive=decisive: first | decisive)
         with refuses((tmp_path / "nothing_cpu.json", "differs")):
             Report("nothing", options_of(tmp_path, resume=True))
+    monkeypatch.setattr(measuring, "machine", lambda: first)
+    with refuses((tmp_path / "nothing_cpu.json", "differs")):
+        Report("nothing", options_of(tmp_path, resume=True), photos="others")
+    assert Report("nothing", options_of(tmp_path)).missing(["early"]) == ["early"]
 
 
 def test_a_figure_of_a_gpu_needs_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a repository the variable COMMIT names it. On a CPU the figure may have none."""
+    """Without a repository the variable COMMIT names it. On a CPU the figure may have none.
+
+    A report that changes is no other code than that of the commit; a module is.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv("COMMIT", raising=False)
@@ -278,6 +276,16 @@ def test_a_figure_of_a_gpu_needs_a_commit(tmp_path: Path, monkeypatch: pytest.Mo
             report()
     monkeypatch.setenv("COMMIT", "some")
     Report("nothing", options_of(tmp_path, device="cuda"))
+    monkeypatch.delenv("COMMIT")
+    paths = measuring.RESULTS / "loader_cpu.json", Path("pipeline/code.py")
+    for path in paths:
+        files.write_text(path, "before")
+    call(tmp_path, "git", "init")
+    commit(tmp_path)
+    head = call(tmp_path, "git", "rev-parse", "HEAD").stdout.strip()
+    for path, ending in zip(paths, ("", "-dirty"), strict=True):
+        path.write_text("after")
+        assert measuring.commit() == head + ending
 
 
 def test_a_missing_or_wrong_archive_is_refused(tmp_path: Path) -> None:
@@ -302,50 +310,10 @@ def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
         measuring.run_watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ)
 
 
-def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
-    """Its output is in the error."""
-    with (
-        Worker("benchmarks.speed.prepare", "ours", str(tmp_path)) as worker,
-        pytest.raises(RuntimeError, match=r"params\.yaml"),
-    ):
-        worker.ask()
-
-
-def test_a_report_names_the_commit_and_whether_the_code_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reports and the README's table do not count as code; without a repository the commit is empty."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert measuring.commit() == ""
-    report, readme, code = measuring.RESULTS / "loader_cpu.json", Path("README.md"), Path("pipeline/code.py")
-    for path in (report, readme, code):
-        files.write_text(path, "before")
-    call(tmp_path, "git", "init")
-    commit(tmp_path)
-    head = call(tmp_path, "git", "rev-parse", "HEAD").stdout.strip()
-    report.write_text("after")
-    readme.write_text("after")
-    assert measuring.commit() == head
-    for changed in (Path("pipeline/new.py"), code):
-        changed.write_text("after")
-        assert measuring.commit() == f"{head}-dirty"
-        changed.unlink()
-        call(tmp_path, "git", "restore", "pipeline")
-
-
-def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows have the figures of the report, which it links to; a report of the tiny preset is refused."""
+def test_a_table_takes_no_tiny_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures nothing."""
     monkeypatch.setattr(reports, "PROJECT", tmp_path)
-    (tmp_path / measuring.RESULTS).mkdir(parents=True)
-    report = Report("ways", options_of(tmp_path / measuring.RESULTS, tiny=False), photos="some")
-    report.add("single", {"epoch_s": 1.25})
-    report.conclude()
-    table = reports.made_of("ways_cpu")
-    assert "| single | 1.2 |" in table
-    machine = measuring.machine()
-    assert table.splitlines()[-1].startswith(f"{machine['cpu']}, {machine['cores']} cores, torch ")
-    Report("ways", options_of(tmp_path / measuring.RESULTS), photos="some").conclude()
+    Report("ways", options_of(tmp_path / measuring.RESULTS)).conclude()
     with pytest.raises(ValueError, match="of the tiny preset"):
         reports.made_of("ways_cpu")
 
@@ -354,7 +322,7 @@ def test_a_benchmark_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) ->
     """Each is listed with its first line, and no shared module; another name is an error of one line."""
     assert benchmark([]) is None
     names = {line.split()[3] for line in capsys.readouterr().out.splitlines()}
-    assert names >= {*NAMES, "gpu"}
+    assert names >= {"gpu", "loader", "state"}
     assert not names & {"measuring", "ours"}
     assert benchmark(["load"]) == 2
     said = capsys.readouterr()
@@ -383,24 +351,3 @@ def test_the_least_time_of_a_step_is_counted_from_its_operators() -> None:
     assert work.seconds(peak, tf32=True) == 2 + 3 + 2
     assert bound.facts(work, 1.0, "no such GPU", tf32=True) == {}
     assert bound.union([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
-
-
-def test_a_case_has_one_name() -> None:
-    """`--rows` takes the names of the report. Another word is refused."""
-    for name in ("resnet34 256 bf16 channels_last graphs", "resnet18 64 fp16", "resnet50 8 O1 compiled"):
-        assert ceiling.title(ceiling.parse(name)) == name
-        assert ceiling.parse(f"{name} 96")["crop"] == 96
-    with refuses(("--rows", "unknown")):
-        ceiling.parse("resnet18 64 fp16 graph")
-
-
-def test_a_kernel_has_a_kind() -> None:
-    """By its name."""
-    kinds = {
-        "void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half>": "BatchNorm",
-        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32": "products",
-        "void at::native::(anonymous namespace)::max_pool_backward_nhwc<float>": "pooling",
-        "void at::native::vectorized_elementwise_kernel<8>": "elementwise",
-        "Memcpy DtoD (Device -> Device)": "copies",
-    }
-    assert {kernel: profile.kind(kernel) for kernel in kinds} == kinds

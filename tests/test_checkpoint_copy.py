@@ -1,11 +1,8 @@
 """run.checkpoint_copy: a run that has lost its machine goes on at another one, to the same bytes."""
 
 import os
-import re
 import shutil
-import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +22,7 @@ from pipeline.running.runs import Run
 from pipeline.versioning import identity
 from tests.helpers import buckets
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import LONG, launch, messages, outputs, small_world, start, wait_for, wait_for_epoch
+from tests.helpers.trainings import small_world, wait_for
 
 KEY = "run.checkpoint_copy"
 
@@ -33,37 +30,6 @@ KEY = "run.checkpoint_copy"
 def names(copies: Path) -> list[str]:
     """The names of the copies in a folder."""
     return sorted(path.name for path in copies.glob("*/*.pt"))
-
-
-def stop(launcher: subprocess.Popen[str], folder: Path) -> str:
-    """Ask a training to stop. Returns the step at which it has stopped, in its own words."""
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, messages(folder)
-    (step,) = re.findall(r"saved at (step \d+) of", messages(folder))
-    return str(step)
-
-
-def test_a_run_goes_on_at_another_machine_to_the_same_bytes(tmp_path: Path) -> None:
-    """After a stop the copy has the last step. A damaged copy is refused."""
-    copies = tmp_path / "copies"
-    whole = small_world(tmp_path / "whole", **LONG)
-    first, second = (small_world(tmp_path / name, **LONG, run__checkpoint_copy=str(copies)) for name in ("a", "b"))
-    launch(whole)
-    launcher = start(first)
-    wait_for_epoch(launcher, first, 2)
-    step = stop(launcher, first)
-    (saved,) = first.glob("runs/*/checkpoint.pt")
-    (newest,) = copies.glob("*/checkpoint.pt")
-    content = newest.read_bytes()
-    assert content == saved.read_bytes()
-    newest.write_bytes(content[:-1])
-    assert "is damaged" in launch(second, check=False).stderr
-    shutil.rmtree(second / "runs")
-    newest.write_bytes(content)
-    done = launch(second)
-    assert f"going on from {step}" in done.stderr
-    assert outputs(second) == outputs(whole)
-    assert names(copies) == []
 
 
 @pytest.fixture
@@ -194,23 +160,24 @@ def test_the_newer_of_a_copy_and_a_checkpoint_is_taken(
     assert [there.cat_file(path).decode().strip("-") for path in there.glob(f"{folder}/*/*.pt")] == [expected]
 
 
-@pytest.mark.nightly("three trainings, one of them beside a server that fails; make test has the folder")
-def test_a_storage_that_fails_in_the_middle_costs_no_byte(tmp_path: Path, storage: Cut) -> None:
-    """The failure is reported once, and the training goes on. After a stop the copy is whole, and has the last step."""
-    address, longer = f"s3://{buckets.BUCKET}/some/runs", {**LONG, "train__epochs": 80}
-    whole, first, second = (
-        small_world(tmp_path / name, **longer, run__checkpoint_copy=place)
-        for name, place in (("whole", "none"), ("first", address), ("second", address))
-    )
+@pytest.mark.nightly("with a server; make test has the folder")
+def test_a_storage_that_fails_in_the_middle_costs_no_byte(
+    tmp_path: Path, storage: Cut, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The failure is reported once. The copy that is made later is whole, and a run at another machine gets it."""
+    for name in ("RETRY_SECONDS", "FINISH_SECONDS"):
+        monkeypatch.setattr(checkpoint_copy, name, 0.1)
+    address, content = f"s3://{buckets.BUCKET}/some/runs", os.urandom(2_000_000)
+    first, second = (Run(tmp_path / name, "0" * 64) for name in ("first", "second"))
+    files.write_text(first.checkpoint, "")
+    first.checkpoint.write_bytes(content)
+    place = checkpoint_copy.Place(address, first)
     storage.fails = True
-    launcher = start(first)
-    wait_for(lambda: f"{KEY}: " in messages(first) or launcher.poll() is not None, "no failure was reported")
+    place.finish()
+    place.finish()
+    assert capfd.readouterr().err.count("it is tried again") == 1
     storage.fails = False
-    saved = stop(launcher, first)
-    assert messages(first).count(f"{KEY}: ") == 1
-    shutil.rmtree(first)  # the machine is lost
-    done = launch(second)
-    assert f"{KEY} ({address})" in done.stderr
-    assert f"going on from {saved}" in done.stderr
-    launch(whole)
-    assert outputs(second) == outputs(whole)
+    place.finish()
+    checkpoint_copy.Place(address, second).restore()
+    assert second.checkpoint.read_bytes() == content
+    assert f"{KEY} ({address})" in capfd.readouterr().err

@@ -26,6 +26,7 @@ from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import children
 from tests.conftest import PROJECT
 from tests.helpers import starts
+from tests.helpers.damage import flip
 from tests.helpers.projects import call, commit, create_project, verify
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests, launch, outputs, small_world
@@ -208,8 +209,7 @@ def made_up(project: Path) -> None:
 
 def other_weights(project: Path) -> None:
     """A model with other weights than those of the last state."""
-    path = project / "models/model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    flip(project / "models/model.safetensors")
 
 
 def skipped_step(project: Path) -> None:

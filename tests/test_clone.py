@@ -12,7 +12,8 @@ from pipeline.base import files
 from pipeline.base.errors import NOT_HERE, Kind, UserError
 from pipeline.commands import verify as verify_here
 from pipeline.versioning import dvc_lock
-from tests.helpers.projects import call, commit, edited, verify
+from tests.helpers.damage import edited
+from tests.helpers.projects import call, commit, verify
 from tests.helpers.refusals import refuses
 
 AGAIN = pytest.mark.nightly("Git and DVC for each of them; make test has one of each kind")

@@ -24,7 +24,7 @@ from pipeline.sources import originals
 from pipeline.studies import revisions, study
 from pipeline.studies.revisions import Revision
 from pipeline.studies.workcopy import WorkCopy
-from tests.conftest import PHOTOS, PROJECT, change, read_params, write_params
+from tests.conftest import PHOTOS, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.pages import parsed
 from tests.helpers.projects import call, commit, create_project
@@ -185,29 +185,6 @@ def test_real_experiments_are_compared(finished_copy: Path) -> None:
     assert "reports/compare.html" in compared(folder, "HEAD", "calm")
     assert f"{figures['accuracy']:.4f}" in (folder / "reports/compare.html").read_text()
     assert "nowhere: " in compared(folder, "nowhere", check=False)
-
-
-@pytest.mark.nightly("several runs of DVC, as a reader of docs/experiments.md does them")
-def test_the_documents_way_of_comparing_works_from_its_first_line(finished_copy: Path) -> None:
-    """After a first run every command of the section works, in its order, and the last one gives back the commit."""
-    folder = finished_copy
-    for name in ("user.name", "user.email"):
-        call(folder, "git", "config", name, "reader@localhost")
-    with (folder / "params.yaml").open("a") as file:
-        file.write("# something to commit\n")
-    lock = (folder / "dvc.lock").read_bytes()
-    section = (PROJECT / "docs/experiments.md").read_text().partition("\n## Changing a setting and comparing\n")[2]
-    commands = section.partition("```bash\n")[2].partition("```")[0].replace("perennial ", "python -m pipeline ")
-    lines = [line.split("  #")[0].rstrip() for line in commands.splitlines() if not line.startswith("tensorboard")]
-    said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {line}").stdout for line in lines]
-    assert call(folder, "git", "status", "--porcelain").stdout == ""
-    _, tried, table, two, diff, _, _ = said
-    assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "jitter"]
-    assert "McNemar's exact test" in two
-    assert tried.endswith(two)  # `try` ends with this comparison
-    assert "color_jitter" in table.splitlines()[2], table
-    assert "metrics/train.json" in diff
-    assert (folder / "dvc.lock").read_bytes() == lock
 
 
 @pytest.fixture

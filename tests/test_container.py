@@ -11,15 +11,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from pipeline.checks import locked, machine, validity
-from pipeline.config import params
-from tests.conftest import PROJECT, on_cpu
+from pipeline.checks import locked, machine
+from tests.conftest import PROJECT
 from tests.helpers.trainings import small_world
 
 DOCKER = PROJECT / "docker"
@@ -82,8 +80,8 @@ def test_no_code_of_a_fork_reaches_the_gpu() -> None:
     assert not [step for step in jobs["comment"]["steps"] if "checkout" in step.get("uses", "")]
 
 
-def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path, raw: dict[str, Any]) -> None:
-    """A changed or missing lock or pin makes every stage refuse. Without an image nothing is stale."""
+def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path) -> None:
+    """A changed or missing lock or pin is stale. Without an image nothing is."""
     names = ["requirements/lock.txt", "docker/pins.env"]
     command = [sys.executable, str(DOCKER / "environment.py"), *names]
     built_from = tmp_path / "environment.json"
@@ -96,10 +94,7 @@ def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path, raw: 
         shutil.copy(PROJECT / name, tmp_path / name)
     with (tmp_path / names[1]).open("a") as file:
         file.write("# one line more\n")
-    stale = machine.stale_files(built_from, tmp_path)
-    assert stale == (names[1],)
-    (fault,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale_files=stale))
-    assert str(fault).startswith(names[1])
+    assert machine.stale_files(built_from, tmp_path) == (names[1],)
 
 
 @pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])

@@ -15,6 +15,7 @@ from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
 from tests.conftest import set_params
+from tests.helpers.damage import flip
 from tests.helpers.projects import call, commit, create_project
 
 UNDER_DVC = pytest.mark.nightly("several runs of DVC; make test has the parts: the file, and loading it")
@@ -105,11 +106,9 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(folder: Path
     lock = YAML(typ="safe").load(call(folder, "git", "show", "HEAD:dvc.lock").stdout)
     (md5,) = (out["md5"] for out in lock["stages"]["train"]["outs"] if out["path"] == "models/model.safetensors")
     path = folder / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
-    content = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    flip(path)
     of_cache = refusal("HEAD")
-    path.write_bytes(content)
+    flip(path)
     assert of_cache.startswith("HEAD:models/model.safetensors: ")
     model = folder / "models/model.safetensors"
     whole = model.read_bytes()

@@ -66,28 +66,21 @@ def section(heading: str) -> str:
 
 
 def follow(folder: Path, heading: str) -> None:
-    """Write the recipe's test into a copy of the project, and do its steps."""
-    for test in re.findall(r"```python\n(.*?)```", section(heading), re.S):
+    """Write the recipe's test into a copy of the project, and do its steps. It has file and line of each of them."""
+    recipe = section(heading)
+    for test in re.findall(r"```python\n(.*?)```", recipe, re.S):
         with (folder / "tests/test_schedule.py").open("a") as file:
             file.write("\n\n" + re.sub(r"^   ", "", test, flags=re.M).rstrip() + "\n")
     for edit in RECIPES[heading]:
         text = (folder / edit.file).read_text()
         assert edit.line not in text, f"{edit.file} has {edit.line} now: give the recipe and this test another example"
         assert len(re.findall(edit.place, text, re.M)) == 1, edit
+        assert re.search(rf"^\d\. .*`{edit.file}`(: the same line|.*{re.escape(edit.line)})", recipe, re.M), edit
         (folder / edit.file).write_text(re.sub(edit.place, edit.new, text, flags=re.M))
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return workspace.call(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
-
-
-@pytest.mark.parametrize("heading", RECIPES)
-def test_a_recipe_names_every_file_and_line(heading: str) -> None:
-    """A step that the tests below do has its file and its line, word for word, in the recipe."""
-    text = section(heading)
-    for edit in RECIPES[heading]:
-        line = rf"^\d\. .*`{edit.file}`(: the same line|.*{re.escape(edit.line)})"
-        assert re.search(line, text, re.M), edit
 
 
 @pytest.mark.nightly("runs the tests that the recipes name at their ends, and the linters of Python: three minutes")

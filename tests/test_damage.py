@@ -1,7 +1,5 @@
 """Damage in DVC's cache and in outputs is always reported: after a power cut, a disk fault or an edit by mistake."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,28 +12,11 @@ import pytest
 from pipeline.base import files
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
+from tests.helpers import starts
+from tests.helpers.damage import cut, flip, overwrite
 from tests.helpers.in_process import enter_copy, run
-from tests.helpers.projects import call
+from tests.helpers.projects import call, object_of
 from tests.helpers.refusals import refuses
-
-
-def flip(path: Path) -> None:
-    """Flip one bit in place. The file keeps its size and its time."""
-    facts, content = path.stat(), bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    overwrite(path, bytes(content))
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-
-
-def cut(path: Path) -> None:
-    overwrite(path, path.read_bytes()[: path.stat().st_size // 2])
-
-
-def overwrite(path: Path, content: bytes = b"") -> None:
-    mode = path.stat().st_mode
-    path.chmod(0o644)
-    path.write_bytes(content)
-    path.chmod(mode)
 
 
 @pytest.fixture
@@ -51,15 +32,6 @@ def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
 
 def outs(folder: Path) -> dict[str, str]:
     return dvc_lock.outputs(dvc_lock.read(folder / "dvc.lock"))
-
-
-def object_of(folder: Path, path: str, inside: str = "") -> Path:
-    """The object of an output in DVC's cache, or of a file in it."""
-    md5 = outs(folder)[path]
-    if inside:
-        entries = json.loads(integrity.object_of(folder / ".dvc/cache", md5).read_bytes())
-        (md5,) = (entry["md5"] for entry in entries if entry["relpath"] == inside)
-    return integrity.object_of(folder / ".dvc/cache", md5)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -134,26 +106,6 @@ def test_damaged_objects_are_put_back_from_whole_outputs(
     in_use = object_of(project, "metrics/history.csv").relative_to(project)  # the output comes back from it
     assert {path for path in read if path.startswith(".dvc/cache")} <= {str(in_use)}
     assert all((project / path).is_file() for path in integrity.load_memory())
-
-
-@pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
-def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
-    """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
-    flip(object_of(project, "data/packed", "images-00000.bin"))
-    shutil.rmtree(project / "data/packed")
-    call(project, "dvc", "checkout")
-    set_params(project, train__lr=0.02)
-    lock = (project / "dvc.lock").read_bytes()
-    refused = call(project, "dvc", "repro", check=False)
-    assert refused.returncode != 0
-    (line,) = (line for line in refused.stderr.splitlines() if line.startswith("train: "))
-    assert line.startswith("train: data/packed/images-00000.bin: ")
-    assert str(object_of(project, "data/packed", "images-00000.bin").relative_to(project)) in line
-    assert (project / "dvc.lock").read_bytes() == lock
-    again = repro(project)
-    assert "Running stage 'prepare'" in again.stdout
-    assert outs(project)["data/packed"] in lock.decode()
-    assert integrity.inspect_outputs(outs(project), {})
 
 
 @pytest.mark.nightly("two to five starts of DVC; make test repairs damaged objects of each kind in one")
@@ -246,12 +198,21 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path) -> None:
 
 
 def test_a_stage_under_dvc_compares_its_inputs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that a user starts by hand does not."""
+    """A stage that a user starts by hand does not. `dvc repro` accepts them: the refusal names DVC's object."""
     flip(project / "data/kept.csv")
     assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with refuses(("data/kept.csv", "differs")):
         integrity.check("prepare")
+    damaged, shard = object_of(project, "data/packed", "images-00000.bin"), "data/packed/images-00000.bin"
+    flip(damaged)
+    files.remove(project / shard)
+    shutil.copy(damaged, project / shard)
+    monkeypatch.setenv(integrity.UNDER_DVC, "train")
+    done = starts.run([sys.executable, "-m", "pipeline", "train"])
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith(f"train: {shard}: ")) == (1, True)
+    assert str(damaged.relative_to(project)) in line
 
 
 def test_wrong_params_cost_no_output(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ from pipeline.studies.record import Part, Record
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, set_params, write_params
 from tests.helpers import starts
-from tests.helpers.datasets import one_pixel
+from tests.helpers.damage import Damage, cut, flip, put, swap
 from tests.helpers.refusals import refuses
 
 SPLIT = """path,class,split,reason,width,height,pixels,phash,group
@@ -67,7 +67,6 @@ TEXTS = {
     "tried.yaml": "search: random\ntrials: 2\nparams:\n  train.lr: {from: 0.01, to: 0.1}\n",
     ".dvc/config": "[core]\n    remote = there\n['remote \"there\"']\n    url = /there\n",
 }  # fmt: skip
-Damage = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +104,6 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "w", symlinks=True))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def make_empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -127,20 +122,6 @@ def text(content: str) -> Damage:
     return partial(Path.write_text, data=content)
 
 
-def put(**keys: Any) -> Damage:
-    """Puts keys into a JSON file; None removes a key."""
-
-    def change(path: Path, keys: dict[str, Any]) -> None:
-        content = {**json.loads(path.read_text()), **keys}
-        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-    return partial(change, keys=keys)
-
-
-def swap(old: str, new: str) -> Damage:
-    return partial(lambda path, old, new: path.write_text(path.read_text().replace(old, new)), old=old, new=new)
-
-
 def crlf(path: Path) -> None:
     """As a spreadsheet, or Git with core.autocrlf, writes it."""
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -153,12 +134,6 @@ def crlf_of_one_line(path: Path) -> None:
 def longer(path: Path) -> None:
     """A file with another byte."""
     path.write_bytes(path.read_bytes() + b"x")
-
-
-def last_bit(path: Path) -> None:
-    """One number differs by a rounding."""
-    content = path.read_bytes()
-    path.write_bytes(content[:-4] + bytes([content[-4] ^ 1]) + content[-3:])
 
 
 def a_pipe(path: Path) -> None:
@@ -185,6 +160,7 @@ def of_figures(name: str, share: str) -> tuple[Damage, ...]:
     return text("[]"), swap(str(keys[share]), "NaN"), *(put(**change) for change in others)
 
 
+LAST_BIT = partial(flip, at=-4)  # one number differs by a rounding
 BY_ANYBODY: tuple[Damage, ...] = (cut, make_empty, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
 VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
 # By path: what is refused, besides what befalls any file.
@@ -198,9 +174,9 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         )),
         put(view={**VIEW, "crop": 10**9}), put(view={**VIEW, "crop": 40}), put(view={**VIEW, "fit": "wide"}),
     ),
-    "models/model.safetensors": (text("x"), text("\xff" * 1000), last_bit),
-    "data/packed/images-00000.bin": (longer, last_bit),
-    "data/packed/images.sha256": (longer, last_bit),
+    "models/model.safetensors": (text("x"), text("\xff" * 1000), LAST_BIT),
+    "data/packed/images-00000.bin": (longer, LAST_BIT),
+    "data/packed/images.sha256": (longer, LAST_BIT),
     "data/packed/digest.json": (
         text("[]"), put(sha256="0"), put(images=10**30), put(images=3), put(size=10**6), put(fit="wide"),
     ),
@@ -219,7 +195,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         *pairs("a/2.png,60,40", "a/2.png,60", "a/2.png,60,40", "a/2.png,60,40,1"),
     ),
     "runs/1/provenance.json": (text("[]"), text('{"model": 1}')),
-    "runs/1/checkpoint.pt": (longer, last_bit),
+    "runs/1/checkpoint.pt": (longer, LAST_BIT),
     WEIGHTS: (text("x"),),
     **dict.fromkeys(OWN, (text("x"),)),
     "metrics/train.json": of_figures("train.json", "val_accuracy"),
@@ -346,7 +322,7 @@ def test_packed_images_that_dvc_has_compared_are_not_read(folder: Path, monkeypa
     """A stage under DVC compares them with dvc.lock (test_damage.py). Else each start reads them, on any machine."""
     monkeypatch.chdir(folder)
     data = packed.load(Path("data/packed"), Path("data/split.csv"))
-    one_pixel(Path("data/packed/images-00000.bin"))
+    flip(Path("data/packed/images-00000.bin"))
     for compared in ("[null]", '["another-machine", "data/packed"]'):
         monkeypatch.setenv(integrity.COMPARED, compared)
         with refuses(("data/packed/images-00000.bin", "damaged")):
@@ -397,9 +373,9 @@ def wrong_params(path: Path) -> None:
     [
         ("prepare", "data/kept.csv", text("a\0b")),
         ("predict params.yaml", "models/model.json", text("[]")),
-        ("rank evaluate", "data/packed/images-00000.bin", one_pixel),
-        ("rank train", "data/packed/images-00000.bin", one_pixel),
-        ("export", "data/packed/images-00000.bin", one_pixel),
+        ("rank evaluate", "data/packed/images-00000.bin", flip),
+        ("rank train", "data/packed/images-00000.bin", flip),
+        ("export", "data/packed/images-00000.bin", flip),
         ("download", "train.crop_scale", wrong_params),
     ],
 )

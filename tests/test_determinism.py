@@ -1,6 +1,5 @@
-"""Variables and operators that are not deterministic are refused in one line."""
+"""Operators that are not deterministic are refused in one line."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ from pipeline.learning import determinism
 from pipeline.running import failures
 from tests.conftest import on_cpu
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import launch, small_world
-
-
-def test_a_variable_that_contradicts_deterministic_is_named(tmp_path: Path) -> None:
-    refused = launch(small_world(tmp_path), check=False, CUBLAS_WORKSPACE_CONFIG=":0:0")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("train: CUBLAS_WORKSPACE_CONFIG: ':0:0': ")
 
 
 def test_an_error_of_torch_is_named_by_its_param(raw: dict[str, Any]) -> None:

@@ -28,15 +28,6 @@ def small(tmp_path: Path) -> Path:
 # ---- equal pixels ----
 
 
-def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
-    """Three equal images, one in another class, are all excluded: three pairs, one conflict."""
-    shutil.copy(small / "cat/0.png", small / "cat/0 again.png")
-    shutil.copy(small / "cat/0.png", small / "dog/0.png")
-    rows, counts = do_split(small)
-    assert set(reasons(rows).values()) == {"conflicting labels"}
-    assert (left_out(rows)["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
-
-
 @pytest.mark.parametrize(("copies", "rule"), [("pets/cat", "together"), ("all", "ignore")])
 def test_a_folder_of_copies_of_another_class_is_named(small: Path, copies: str, rule: str) -> None:
     """Nested or flat. Nine of ten images are enough; of seven, the equal ones are only left out."""

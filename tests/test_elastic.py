@@ -46,7 +46,7 @@ def test_the_weights_are_one_for_every_number_of_processes(
 ) -> None:
     """After some steps on so many processes each case has one hash. Plain ddp has one for each number."""
     for size in sizes:
-        run_ranks(size, "elastic", str(tmp_path), str(STEPS), str(SHARDS), str(IMAGES), json.dumps(cases))
+        run_ranks(size, "steps", str(tmp_path), str(STEPS), str(SHARDS), str(IMAGES), json.dumps(cases))
     tables = [(tmp_path / str(size)).read_text().splitlines() for size in sizes]
     for lines in zip(*tables, strict=True):
         weights, others, *case = (set(column) for column in zip(*(line.split("\t") for line in lines), strict=True))
@@ -61,7 +61,7 @@ def test_as_many_shards_train_what_as_many_processes_of_ddp_train(tmp_path: Path
     """So elastic costs no accuracy against ddp with BatchNorm over as many images. Two gradients have one order."""
     none: dict[str, object] = {}
     cases = [("mobilenet_v3_small", parallel, "fp32", "sgd", none) for parallel in ("elastic", "ddp")]
-    run_ranks(2, "elastic", str(tmp_path), str(STEPS), "2", str(IMAGES), json.dumps(cases))
+    run_ranks(2, "steps", str(tmp_path), str(STEPS), "2", str(IMAGES), json.dumps(cases))
     elastic_line, ddp_line = (tmp_path / "2").read_text().splitlines()
     assert elastic_line.split("\t")[0] == ddp_line.split("\t")[0]
 

@@ -19,6 +19,7 @@ from pipeline.evaluation import metrics
 from pipeline.stages import evaluate
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import starts
+from tests.helpers.damage import edited
 from tests.helpers.evaluations import CLASSES, config_of, make, run
 from tests.helpers.refusals import refuses
 from tests.helpers.terminals import Screen
@@ -96,16 +97,11 @@ def test_a_bar_counts_the_batches(copy: Path, monkeypatch: pytest.MonkeyPatch) -
 MODEL, WEIGHTS = "models/model.json", "models/model.safetensors"
 
 
-def with_text(path: str, old: str, new: str) -> Callable[[Path], None]:
-    """A change of a text in the project's folder."""
-    return lambda folder: files.write_text(folder / path, (folder / path).read_text().replace(old, new))
-
-
 def save_weights(folder: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
     """Write other weights, which model.json names."""
     before = files.sha256(folder / WEIGHTS)
     save_file(tensors, folder / WEIGHTS)
-    with_text(MODEL, before, files.sha256(folder / WEIGHTS))(folder)
+    edited(MODEL, before, files.sha256(folder / WEIGHTS))(folder)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +110,10 @@ def save_weights(folder: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
         (lambda folder: (folder / MODEL).unlink(), MODEL, "missing"),
         (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS, "missing"),
         (lambda folder: save_weights(folder, {"other": np.zeros(3, np.float32)}), WEIGHTS, "differs"),
-        (with_text("data/split.csv", "rose", "peony"), MODEL, "differs"),
-        (with_text(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
-        (with_text(MODEL, '"fit": "none"', '"fit": "squash"'), MODEL, "differs"),
-        (with_text("data/split.csv", ",test,", ",val,"), "data/split.csv", "missing"),  # no test image
+        (edited("data/split.csv", "rose", "peony"), MODEL, "differs"),
+        (edited(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
+        (edited(MODEL, '"fit": "none"', '"fit": "squash"'), MODEL, "differs"),
+        (edited("data/split.csv", ",test,", ",val,"), "data/split.csv", "missing"),  # no test image
     ],
 )
 def test_what_does_not_belong_together_is_refused(

@@ -1,6 +1,7 @@
 """Networks of whole numbers: the same features and logits, to the last bit, however and wherever they are computed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from tests.conftest import PROJECT, set_params
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import digests, outputs, small_world
 from tests.test_features import SOLVED, run
-from tests.test_portable import needs_qemu
 
 LITE0 = "exact/tf_efficientnet_lite0"
 SIDE = 224
@@ -209,32 +209,26 @@ images = (torch.arange(2 * 3 * 64 * 64) * 7919 % 511 - 255).reshape(2, 3, 64, 64
 with torch.no_grad():
     print(hashlib.sha256(net.eval()(images).numpy().tobytes()).hexdigest())
 """
-EMULATED = [pytest.mark.nightly("QEMU emulates a CPU, for minutes; the other case has no QEMU"), needs_qemu]
 
 
 @pytest.mark.slow("starts torch as another kind of CPU; make test has other orders of the same sums")
-@pytest.mark.parametrize(
-    "cpu",
-    [("env", "ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41"),
-     pytest.param(("qemu-x86_64", "-cpu", "Haswell"), marks=EMULATED)],
-)  # fmt: skip
 def test_another_kind_of_cpu_gives_the_same_bits(
     model: ExportedModel,
     tensors: dict[str, Tensor],
-    cpu: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whole numbers and logits are those of this process, with other code of the libraries."""
+    """Whole numbers and logits are those of this process, with other code of the libraries: that of SSE4.1."""
     paths = [str(tmp_path / name) for name in ("timm.safetensors", "head.safetensors")]
     head = {name: value for name, value in model.net.state_dict().items() if name.startswith("classifier.")}
     for path, content in zip(paths, (tensors, head), strict=True):
         safetensors.torch.save_file({name: value.contiguous() for name, value in content.items()}, path)
     imports = "import safetensors.torch\n"  # torch's compiler would double the time of all imports
     program = PROGRAM.replace(imports, f"{imports}assert 'torch._dynamo' not in sys.modules\n")
-    command = [*cpu, sys.executable, "-c", program, *paths]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    environ = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    command = [sys.executable, "-c", program, *paths]
+    done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True, check=True)
     monkeypatch.setattr(sys, "argv", ["-c", *paths])
     exec(PROGRAM, {})
     assert capsys.readouterr().out == done.stdout != ""

@@ -25,7 +25,7 @@ from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import studies
 from tests.helpers.projects import call, create_project, link_code
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import wait_for
+from tests.helpers.trainings import wait_for, working_in
 
 SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 48, "split__stratify": True,
@@ -92,8 +92,8 @@ def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Pa
         else:
             process.kill()
             process.wait()
-            wait_for(lambda: not studies.processes_in(copies), "what it started goes on")
-        assert not studies.processes_in(copies)
+            wait_for(lambda: not working_in(copies), "what it started goes on")
+        assert not working_in(copies)
         assert not (project / "metrics/folds").exists()
     objects = (project / ".dvc/cache/files/md5").rglob("*")
     damaged = next(path for path in objects if path.is_file() and path.suffix != ".dir")

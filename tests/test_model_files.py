@@ -1,6 +1,5 @@
 """The files that decide an answer of `predict`: those of dvc.lock, or with all their keys. No model is computed."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.config.params import Params
 from pipeline.evaluation import acceptance
 from pipeline.models import description
 from pipeline.versioning import dvc_lock
+from tests.helpers.damage import put
 from tests.helpers.refusals import refuses
 
 WEIGHTS = "a" * 64
@@ -48,19 +48,13 @@ def ask(model: Path | None) -> None:
     list(classify.answers(Request((), model), Params(), list[UserError]()))
 
 
-def put(path: Path, **keys: Any) -> None:
-    """Put keys into a JSON file; None removes a key."""
-    content = json.loads(path.read_bytes()) | keys
-    files.write_json(path, {key: value for key, value in content.items() if value is not None})
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("model.json", lambda path: put(path, classes=["b", "a"])),
-        ("model.json", lambda path: put(path, weights=None)),
+        ("model.json", put(classes=["b", "a"])),
+        ("model.json", put(weights=None)),
         ("model.safetensors", lambda path: path.write_text("other")),
-        ("acceptance.json", lambda path: put(path, coverage=0.5)),
+        ("acceptance.json", put(coverage=0.5)),
     ],
 )
 def test_a_file_that_decides_is_that_of_the_lock(models: Path, name: str, change: Callable[[Path], object]) -> None:
@@ -98,7 +92,7 @@ def test_without_a_lock_every_key_is_needed(models: Path, lock: str) -> None:
     for change in keys:
         (models / "model.json").write_text(described)
         classify.check_files(models, *NAMES)
-        put(models / "model.json", **change)
+        put(**change)(models / "model.json")
         for given in (None, models, models / "model.safetensors"):
             with refuses(("models/model.json", "damaged")):
                 ask(given)

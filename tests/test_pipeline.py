@@ -23,10 +23,11 @@ from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.running.runs import Run
-from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning import dvc_lock
 from tests.conftest import set_params
 from tests.helpers import in_process
-from tests.helpers.projects import call, create_project
+from tests.helpers.damage import flip, overwrite
+from tests.helpers.projects import call, create_project, object_of
 from tests.helpers.trainings import gone, rank_processes, wait_for
 
 REPRO, BY_HAND = (("-m", module, "repro", "train") for module in ("pipeline", "dvc"))
@@ -78,15 +79,6 @@ def entries(lock: Path) -> Mapping[str, Any]:
     return {}
 
 
-def object_of(folder: Path, path: str, inside: str = "") -> Path:
-    """The object of an output in DVC's cache, or of a file in it."""
-    cache, md5 = folder / ".dvc/cache", dvc_lock.outputs(dvc_lock.read(folder / "dvc.lock"))[path]
-    if inside:
-        entries = json.loads(integrity.object_of(cache, md5).read_bytes())
-        (md5,) = (entry["md5"] for entry in entries if entry["relpath"] == inside)
-    return integrity.object_of(cache, md5)
-
-
 def test_a_battered_run_ends_with_the_lock_of_a_straight_one(straight: Path, tmp_path: Path) -> None:
     """DVC is killed in `split`, a process of the training is asked to stop, a bit flips and an object is emptied."""
     folder = create_project(tmp_path / "another place", **LINES, run__processes=2)
@@ -104,9 +96,8 @@ def test_a_battered_run_ends_with_the_lock_of_a_straight_one(straight: Path, tmp
     assert [*entries(folder / "dvc.lock")] == [*STAGES[: STAGES.index("train")]]
     flipped, emptied = object_of(folder, "data/packed", "images-00000.bin"), object_of(folder, "data/split.csv")
     content = flipped.read_bytes()
-    for path, damaged in ((flipped, bytes([content[0] ^ 1]) + content[1:]), (emptied, b"")):
-        path.chmod(0o644)
-        path.write_bytes(damaged)
+    flip(flipped)
+    overwrite(emptied)
     set_params(folder, run__processes=1)
     with started(folder, REPRO):
         pass

@@ -19,7 +19,8 @@ from pipeline.planning import forecast
 from pipeline.planning.forecast import Forecast
 from pipeline.versioning import dvc_lock, in_process
 from tests.conftest import read_params, set_params, write_params
-from tests.helpers.projects import call, edited
+from tests.helpers.damage import edited
+from tests.helpers.projects import call
 
 CACHE = Path(".dvc/cache")
 

@@ -30,6 +30,7 @@ from pipeline.evaluation import onnx_file
 from pipeline.models import description
 from pipeline.sources import fetch
 from tests.helpers import starts
+from tests.helpers.damage import edited, flip
 from tests.helpers.datasets import png_with_size
 from tests.helpers.evaluations import CLASSES
 from tests.helpers.pages import parsed
@@ -339,26 +340,11 @@ def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path
     assert len((tmp_path / "answers").read_text().splitlines()) == 11
 
 
-def damaged(name: str) -> Callable[[Path], object]:
-    """Change the last byte of a file of the model."""
-
-    def change(folder: Path) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-    return change
-
-
 def trained_again(folder: Path) -> None:
     """Other weights, which model.json names; model.onnx is still of the last ones."""
     before = files.sha256(folder / "model.safetensors")
-    damaged("model.safetensors")(folder)
-    replaced(before, files.sha256(folder / "model.safetensors"))(folder)
-
-
-def replaced(old: str, new: str) -> Callable[[Path], object]:
-    """A change of a text in model.json."""
-    return lambda folder: files.write_text(folder / "model.json", (folder / "model.json").read_text().replace(old, new))
+    flip(folder / "model.safetensors")
+    edited("model.json", before, files.sha256(folder / "model.safetensors"))(folder)
 
 
 WHOLE = "model.safetensors"
@@ -368,13 +354,13 @@ WHOLE = "model.safetensors"
     ("change", "computes"),
     [
         (lambda folder: None, "model.onnx"),
-        (damaged(WHOLE), "model.onnx"),
+        (lambda folder: flip(folder / WHOLE), "model.onnx"),
         (lambda folder: (folder / "model.onnx").unlink(), WHOLE),
         (lambda folder: files.write_text(folder / "model.onnx", ""), WHOLE),  # evaluate.onnx: false
-        (damaged("model.onnx"), WHOLE),
+        (lambda folder: flip(folder / "model.onnx"), WHOLE),
         (trained_again, WHOLE),
-        (replaced("daisy", "oxeye"), WHOLE),
-        (replaced("native", "portable"), ""),  # not asked for here: it would set this process to another arithmetic
+        (edited("model.json", "daisy", "oxeye"), WHOLE),
+        (edited("model.json", "native", "portable"), ""),  # it would set this process to another arithmetic
     ],
     ids=["whole", "other damaged", "no file", "empty", "damaged", "of other weights", "of other classes", "portable"],
 )

@@ -26,7 +26,8 @@ from pipeline.base import errors, files, linux
 from pipeline.planning import forecast
 from pipeline.versioning import changed_dvc, dvc_lock, in_process, processes, questions
 from tests.conftest import PROJECT, read_params
-from tests.helpers.in_process import commit, create_small, enter_copy, run
+from tests.helpers.in_process import create_small, enter_copy, run
+from tests.helpers.projects import commit
 from tests.helpers.refusals import refuses
 from tests.helpers.terminals import on_terminal
 from tests.helpers.trainings import wait_for, working_in
@@ -241,7 +242,7 @@ def test_a_cut_lock_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
         assert line.startswith("repro: dvc.lock was cut ")
         assert stdout == ["repro: taken from DVC's cache: one, two"]
         assert Path("dvc.lock").read_bytes() == content
-    commit()
+    commit(Path())
     Path("dvc.lock").write_bytes(content[: len(content) // 2])
     assert run(capfd)[1] == ["repro: unchanged: one, two"]
     assert Path("dvc.lock").read_bytes() == content
@@ -424,7 +425,7 @@ def test_dvc_by_hand_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> 
     how("")
     lock = by_hand("repro")
     assert run(capfd)[1] == ["repro: unchanged: one, two"]
-    commit()
+    commit(Path())
     assert by_hand("exp", "run", "--force") == lock
     assert run(capfd, "--force") == (0, ["one: begins; False, False", "two: begins; False, False"], [])
     assert Path("dvc.lock").read_bytes() == lock
@@ -434,7 +435,7 @@ def test_dvc_by_hand_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> 
 @pytest.mark.usefixtures("done")
 def test_a_queued_experiment_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     """DVC runs it in a folder of its own."""
-    commit()
+    commit(Path())
     by_hand("exp", "run", "--queue", "--name", "other", "-S", "train.lr=0.25")
     by_hand("exp", "run", "--run-all")
     lock = by_hand("exp", "apply", "other")

@@ -1,7 +1,9 @@
 """A training × a disturbance: its bytes are those of the same training without it, for every kind of state."""
 
 import json
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +17,7 @@ from pipeline.base import files
 from pipeline.learning.schedule import best_epoch, should_stop
 from tests.conftest import set_params
 from tests.helpers import starts
-from tests.helpers.trainings import launch, outputs, small_world, stop_in_epoch
+from tests.helpers.trainings import launch, messages, outputs, small_world, start, stop_in_epoch, wait_for_epoch
 
 SMALL = {"train__model": "mobilenet_v3_small", "run__log_steps": 1}  # its BatchNorm works with two images
 DDP = {"train__parallel": "ddp", "run__processes": 2, "train__label_smoothing": 0.0, "run__log_steps": 1}
@@ -65,6 +67,27 @@ def moved(folder: Path) -> None:
     assert len(list((folder / "runs").iterdir())) == 1
 
 
+def lost(folder: Path) -> None:
+    """Its machine is lost after a stop: the copy has the last step. Another machine refuses a damaged copy."""
+    copies = folder.parent / "copies"
+    set_params(folder, run__checkpoint_copy=str(copies))
+    first = shutil.copytree(folder, folder.parent / "first", symlinks=True)
+    launcher = start(first)
+    wait_for_epoch(launcher, first, 1)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(first)
+    (step,) = re.findall(r"saved at (step \d+) of", messages(first))
+    (saved,), (newest,) = first.glob("runs/*/checkpoint.pt"), copies.glob("*/checkpoint.pt")
+    content = newest.read_bytes()
+    assert content == saved.read_bytes()
+    newest.write_bytes(content[:-1])
+    assert "is damaged" in launch(folder, check=False).stderr
+    shutil.rmtree(folder / "runs")
+    newest.write_bytes(content)
+    assert f"going on from {step}" in launch(folder).stderr
+    assert not newest.exists()
+
+
 def without_serving_code(folder: Path) -> None:
     """Launcher, display, checkpoints, provenance, checks and messages do nothing."""
     done = starts.run([sys.executable, "-m", "tests.ranks.without_serving"], cwd=folder)
@@ -88,6 +111,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 FURTHER = pytest.mark.nightly("further pairs of a training and a disturbance; make test-ci has one of each kind")
 DISTURBED = [
     ("an average, checkpointing", stopped),
+    ("an average, checkpointing", lost),
     ("elastic", without_serving_code),
     ("best of adamw", without_serving_code),
     pytest.param("elastic", moved, marks=FURTHER),

@@ -127,10 +127,14 @@ def test_the_stage_writes_the_table_and_the_counts(
 
 
 def test_each_count_and_each_hash_has_its_place(small: Path) -> None:
-    """Another value for each count. A perceptual hash of zero is one; a cell is empty if nothing was decoded."""
+    """Another value for each count. A perceptual hash of zero is one; a cell is empty if nothing was decoded.
+
+    Three equal images, one of them in another class, are all excluded: three pairs, one conflict.
+    """
     for name in ("cat/0 again.png", "dog/0.png"):
         shutil.copy(small / "cat/0.png", small / name)
     rows, infos, *_ = split.split(Originals(small, {}), settings(), workers=2)
+    assert left_out(rows) == {"conflicting labels": 3}
     near = NearDuplicates(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 11, 13)  # the images of these groups
     counts = split.summary(["cat", "dog"], rows, infos, Assignment([], [*"aaaaabbc"], near, 17))
     assert {name: value for name, value in counts.items() if isinstance(value, int)} == {

@@ -24,8 +24,8 @@ from pipeline.loader import remote, storage, stream
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import set_params
 from tests.helpers import buckets
-from tests.helpers.datasets import one_pixel
-from tests.helpers.projects import call, edited
+from tests.helpers.damage import edited, flip
+from tests.helpers.projects import call
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, outputs, small_world
 
@@ -138,7 +138,7 @@ def test_a_damaged_cache_is_read_again(data: packed.Packed) -> None:
         assert np.array_equal(target[0], images[-1])
         (cache,) = stream.CACHE.iterdir()
         assert cache.read_bytes().endswith(images[-1].tobytes())
-        one_pixel(cache)
+        flip(cache)
 
 
 def test_the_cache_of_other_images_is_removed(data: packed.Packed, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [one_pixel, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_an_image_that_is_not_whole_is_refused(data: packed.Packed, damage: Callable[[Path], None]) -> None:
     """By the name of its file in the remote, and never used; the others are."""
     reader, last = stream.open_reader(data, remote.locate(data.folder.as_posix()), 1), IMAGES - 1

@@ -22,7 +22,7 @@ from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import in_process, studies
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import wait_for
+from tests.helpers.trainings import wait_for, working_in
 
 SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 40, "train__epochs": 3,
@@ -132,7 +132,7 @@ def test_a_sweep_that_is_killed_gives_the_same(reference: Path, tmp_path: Path) 
     assert running.poll() is None, "it ended before the kill"
     running.kill()
     running.wait()
-    wait_for(lambda: not studies.processes_in(folder / COPIES), "what it started goes on")
+    wait_for(lambda: not working_in(folder / COPIES), "what it started goes on")
     assert not (folder / OUTPUTS[0]).exists()
     before = finished(folder)
     finish_sweep(folder, "--jobs", "2")
@@ -151,12 +151,12 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     folder = project(tmp_path / "project", content)
     before = state(folder)
     running, copies = studies.start(folder, *SWEEP), folder / COPIES
-    wait_for(lambda: running.poll() is not None or studies.processes_in(copies), "no trial runs")
+    wait_for(lambda: running.poll() is not None or working_in(copies), "no trial runs")
     for _ in range(2):
         running.send_signal(signal.SIGINT)
         time.sleep(0.1)
     assert running.wait() == STOPPED
-    assert not studies.processes_in(copies)
+    assert not working_in(copies)
     assert state(folder) == before
     stdout = finish_sweep(folder, failed=["1"])
     assert "the loss of step " in stdout

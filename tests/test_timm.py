@@ -1,4 +1,4 @@
-"""train.model: timm/<name> keeps the promises: the same bytes again, after a resume, on any number of processes."""
+"""train.model: timm/<name>: what cannot be trained is refused, and images have the normalization of the weights."""
 
 import json
 from pathlib import Path

@@ -17,7 +17,8 @@ from pipeline.config import params
 from pipeline.studies import runner
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, set_params
-from tests.helpers.projects import call, commit, edited, verify, verify_environment
+from tests.helpers.damage import edited, flip
+from tests.helpers.projects import call, commit, verify, verify_environment
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import contents
 from tests.helpers.trainings import gone, wait_for
@@ -68,10 +69,10 @@ def in_lock(old: str, new: str) -> Change:
 
 def flip_a_bit(project: Path) -> None:
     """Write a new file of the same name, because the old one may share its bytes with DVC's cache."""
-    content = bytearray((project / SHARD).read_bytes())
-    content[len(content) // 2] ^= 1
+    content = (project / SHARD).read_bytes()
     files.remove(project / SHARD)
     (project / SHARD).write_bytes(content)
+    flip(project / SHARD)
 
 
 def write_another_hash(project: Path) -> None:

@@ -1,7 +1,6 @@
 """Small data sets for tests: settings of the split, images of noise, what the split makes of a folder, decoding."""
 
 import importlib.util
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -87,13 +86,6 @@ def decode(path: Path, max_pixels: int = images.NO_LIMIT, draft: int = 0) -> ima
     """The decoded image of a file."""
     with images.decode(path, max_pixels, draft) as result:
         return result.image
-
-
-def one_pixel(path: Path) -> None:
-    """Change the last pixel. The file keeps its size and its time."""
-    facts, content = path.stat(), path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
 def png_with_size(width: int, height: int, content: bytes = b"") -> bytes:

@@ -109,15 +109,6 @@ def fork_stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(linux, "adopt_orphans", lambda: None)  # they would be those of all later tests
 
 
-def commit() -> None:
-    """Commit everything in the working folder."""
-    for words in (
-        ["add", "--all"],
-        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "State"],
-    ):
-        subprocess.run(["git", *words], check=True)
-
-
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], list[str]]:
     """`perennial repro` in this process: the exit status, and the lines of stdout and stderr."""
     capfd.readouterr()

@@ -1,15 +1,16 @@
 """Copies of the project under Git, with a CPU-sized training, for tests that need DVC."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.data import corrections
+from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 
@@ -80,12 +81,10 @@ def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
-    """A function that replaces text, which is there once, in a file of a project."""
-
-    def edit(project: Path) -> None:
-        text = (project / name).read_text()
-        assert text.count(old) == 1
-        (project / name).write_text(text.replace(old, new))
-
-    return edit
+def object_of(project: Path, path: str, inside: str = "") -> Path:
+    """The object of an output in DVC's cache, or of a file in it."""
+    cache, md5 = project / ".dvc/cache", dvc_lock.outputs(dvc_lock.read(project / "dvc.lock"))[path]
+    if inside:
+        entries = json.loads(integrity.object_of(cache, md5).read_bytes())
+        (md5,) = (entry["md5"] for entry in entries if entry["relpath"] == inside)
+    return integrity.object_of(cache, md5)

@@ -3,13 +3,11 @@
 import re
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from benchmarks.harness import workspace
 from pipeline.studies import runner
+from tests.helpers.trainings import working_in
 
 
 def start(project: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -20,21 +18,9 @@ def start(project: Path, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, cwd=project, env=environ, stdout=log, stderr=log)
 
 
-def processes_in(folder: Path, *words: str) -> list[psutil.Process]:
-    """The processes in a folder or below it that have all these words in their command."""
-    processes = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            is_there = Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE
-            command = process.cmdline()
-            if is_there and all(word in command for word in words):
-                processes.append(process)
-    return processes
-
-
 def kill(copy: Path, *words: str) -> None:
     """Kill the process in a work copy that has all these words in its command."""
-    next(process for process in processes_in(copy, *words) if Path(process.cwd()) == copy).kill()
+    next(process for process in working_in(copy, *words) if Path(process.cwd()) == copy).kill()
 
 
 def copies_at(copies: Path, epoch: int) -> list[Path]:

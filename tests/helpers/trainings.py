@@ -115,12 +115,14 @@ def rank_processes(launcher: subprocess.Popen[str] | psutil.Process) -> list[psu
     return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
 
-def working_in(folder: Path) -> list[psutil.Process]:
-    """The processes, other than zombies, whose working directory is `folder`."""
+def working_in(folder: Path, *words: str) -> list[psutil.Process]:
+    """The processes in a folder or below it that have all these words in their command, other than zombies."""
     processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+            is_there = Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE
+            command = process.cmdline()
+            if is_there and all(word in command for word in words):
                 processes.append(process)
     return processes
 

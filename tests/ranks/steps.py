@@ -1,15 +1,18 @@
-"""Eight training steps of a small model without BatchNorm, with the engine's loop.
+"""Train with the engine's loop, and write digests of the result, or the result.
 
-    python -m tests.ranks.steps FOLDER PARALLEL LOSS CLASS_WEIGHTS MICROBATCHES…
+    python -m tests.ranks.steps FOLDER STEPS SHARDS IMAGES CASES
 
-PARALLEL, LOSS and CLASS_WEIGHTS are values of these params of train. For every number of microbatches per
-process, rank 0 writes
-FOLDER/<world size>-<microbatches>.pt: the weights, the totals, and how often it exchanged gradients.
+CASES is a JSON list of (model, parallel, precision, optimizer, options); "small" is a model. For each case, rank 0
+appends a line to FOLDER/<world size>: the SHA-256 of the weights, and the SHA-256 of buffers, averages and totals with
+the loss scale. With the option `save` it also writes FOLDER/<save>.pt: the weights, the totals, and how often it
+exchanged gradients.
 """
 
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.learning import collectives, determinism, loop
-from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, PARALLELS, PRECISIONS
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.learning.ema import Ema
 from pipeline.learning.loop import Learner, Totals
 from pipeline.learning.loss import criterion
@@ -31,56 +34,81 @@ from pipeline.loader.sampler import Share
 from pipeline.models import network
 from pipeline.running import group, rendezvous
 
-STEPS, BATCH, IMAGES = 8, 12, 48
-LABELS = (torch.arange(IMAGES) % 8 - 5).clamp(min=0)  # 36 images of the first class, 6 of each of the two others
+Case = tuple[str, str, str, str, dict[str, Any]]
 COUNTS = {"a": 36, "b": 6, "c": 6}
 
 
 def small_model() -> nn.Module:
-    """A convolution and a linear layer, always with the same weights."""
+    """A convolution and a linear layer without BatchNorm, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
 
 
-def batches(share: Share) -> Iterator[Batch]:
-    """This process's share of every global batch of random images."""
-    images = torch.randn(IMAGES, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    for step in range(STEPS):
-        rows = torch.from_numpy(share.take(sampler.batch_rows(0, step, BATCH, IMAGES)))
-        yield Batch(step, images[rows], LABELS[rows], LABELS[rows], 0)
+def digest(tensors: Iterable[Tensor]) -> str:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
-def train(world: World, parallel: str, loss: str, class_weights: str, microbatches: int) -> dict[str, Any]:
-    """The weights, totals and number of exchanges after a training with so many microbatches per process."""
-    model, exchanges = small_model(), [0]
-    optimizer = torch.optim.SGD(network.parameter_groups(model, 1e-3, False), lr=0.1, momentum=0.9)
-    total = world.size * microbatches
-    parallel_model = PARALLELS[parallel](model, world, True, total)
+def batches(share: Share, steps: int, images: int) -> Iterator[Batch]:
+    """This process's share of every global batch of so many random images, most of which are of the first class."""
+    rows = torch.from_numpy(share.take(torch.arange(images).numpy()))
+    for step in range(steps):
+        source = torch.Generator().manual_seed(step)
+        pixels = torch.randn(images, 3, 32, 32, generator=source)
+        labels = (torch.randint(8, (images,), generator=source) - 5).clamp(min=0)
+        yield Batch(step, pixels[rows], labels[rows], labels[rows], sampler.dropout_seed(0, step))
 
-    def count(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        exchanges[0] += 1
+
+def train(world: World, case: Case, steps: int, shards: int, images: int, folder: Path) -> tuple[str, str]:
+    """The two digests after a training."""
+    model, parallel, precision_name, optimizer_name, options = case
+    net = small_model() if model == "small" else network.build(model, 3, 0)
+    if options.get("checkpointing"):
+        network.checkpoint_blocks(net, model)
+    precision = PRECISIONS[precision_name]("cpu")
+    groups = network.parameter_groups(net, 1e-3, False)
+    optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True)
+    net, optimizer = precision.prepare(net, optimizer)
+    ema = Ema.create(net, options.get("ema", 0.0))
+    microbatches = options.get("microbatches", shards if parallel == "elastic" else world.size)
+    parallel_model, exchanges = PARALLELS[parallel](net, world, True, microbatches), list[int]()
+
+    def exchange(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanges.append(bucket.index())
         return allreduce_hook(group, bucket)
 
     if isinstance(parallel_model.model, DistributedDataParallel):
-        parallel_model.model.register_comm_hook(None, count)
-    by_class = criterion(LOSSES[loss], CLASS_WEIGHTS[class_weights](COUNTS), 0.1)
-    learner = Learner(model, by_class, optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(model, 0.0), 0.0)
-    totals = Totals.zero(world.device, total)
-    for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
+        parallel_model.model.register_comm_hook(None, exchange)
+    weights = CLASS_WEIGHTS[options.get("class_weights", "none")](COUNTS)
+    by_class = criterion(LOSSES[options.get("loss", "cross_entropy")], weights, 0.1)
+    totals = Totals.zero(world.device, microbatches)
+    learner = Learner(net, by_class, optimizer, precision, ema, options.get("clip", 0.0))
+    rate = 1e-3 if optimizer_name == "adamw" else 0.01
+    stream = batches(parallel_model.share, steps, images)
+    for _ in loop.train(learner, parallel_model, stream, [rate] * steps, totals):
         pass
-    weights: dict[str, Tensor] = model.state_dict()
-    return {"weights": weights, "sums": collectives.all_reduce_sum(totals.sums).sum(0), "exchanges": exchanges[0]}
+    sums = collectives.all_reduce_sum(totals.sums).sum(0)
+    if world.is_main and "save" in options:
+        result = {"weights": net.state_dict(), "sums": sums, "exchanges": len(exchanges)}
+        torch.save(result, folder / f"{options['save']}.pt")
+    state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
+    return digest(net.parameters()), digest([*net.buffers(), *ema.averages, sums]) + state
 
 
 def main() -> None:
-    folder, parallel, loss, class_weights, counts = Path(sys.argv[1]), *sys.argv[2:5], map(int, sys.argv[5:])
+    folder, (steps, shards, images), cases = Path(sys.argv[1]), map(int, sys.argv[2:5]), json.loads(sys.argv[5])
     determinism.make_deterministic(1, True)
     world = rendezvous.world_of(os.environ, "cpu")
-    with group.join(world, 60):
-        for microbatches in counts:
-            result = train(world, parallel, loss, class_weights, microbatches)
+    with group.join(world, 300):
+        for case in cases:
+            digests = collectives.all_gather_object(train(world, case, steps, shards, images, folder))
+            # ddp's statistics differ between processes
+            assert len(set(digests)) == 1 or case[1] != "elastic", "the processes differ"
             if world.is_main:
-                torch.save(result, folder / f"{world.size}-{microbatches}.pt")
+                with (folder / str(world.size)).open("a") as table:
+                    print(*digests[0], *case, sep="\t", file=table)
 
 
 if __name__ == "__main__":
