@@ -84,11 +84,33 @@ def test_the_clipped_gradient_is_the_unscaled_one(precision: str, exact: float) 
     (_, plain), _ = weights_after_each_step([1.0])
     norm = float((first - plain).norm())
     torch.testing.assert_close(first - after, first - plain, rtol=exact, atol=exact * norm)
-    for clip in (norm / 4, norm * 4):
+    for clip in (0.5, norm / 4, norm * 4):
         (_, clipped), _ = weights_after_each_step([1.0], precision=precision, clip_norm=clip)
         expected = (first - plain) * min(1.0, clip / norm)
         torch.testing.assert_close(first - clipped, expected, rtol=exact, atol=exact * norm)
         assert float((first - clipped).norm()) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "product", "has_scale"),
+    [("fp32", torch.float32, False), ("bf16", torch.bfloat16, False), ("fp16", torch.float16, True)],
+)
+def test_a_precision_multiplies_in_its_type(precision: str, product: torch.dtype, has_scale: bool) -> None:
+    """float16 alone scales the loss."""
+    made, matrix = PRECISIONS[precision]("cpu"), torch.eye(4)
+    with made.autocast():
+        assert (matrix @ matrix).dtype is product
+    learner = learner_of(small_model(), precision)
+    assert bool(learner.precision.state_dict(learner.optimizer)) is has_scale
+
+
+def test_the_first_broken_loss_is_remembered() -> None:
+    """The number of its step, from 0 on; -1 without one."""
+    totals, logits, labels = Totals.zero(ALONE.device, 1), torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    assert int(totals.broken_step) == -1
+    for step in (0, 1):
+        totals.add(step, 0, torch.tensor(torch.inf), logits, labels)
+    assert int(totals.broken_step) == 0
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"fused_sgd"}))  # which needs a GPU
