@@ -54,3 +54,14 @@ def test_a_global_batch_has_so_many_microbatches() -> None:
     elastic = train.model_copy(update={"parallel": "elastic", "shards": 8})
     assert [state.microbatch_count(train, world) for world in (WORLD, two)] == [2, 4]
     assert [state.microbatch_count(elastic, world) for world in (WORLD, two)] == [8, 8]
+
+
+@pytest.mark.parametrize("export", ["last", "best", "ema"])
+def test_the_average_is_exported_if_it_is_asked_for(export: str) -> None:
+    """Else the weights of the model, though there is an average."""
+    settings = SETTINGS | {"export": export}
+    learner = learner_of(**settings)
+    for average in learner.ema.averages:
+        average.zero_()
+    weights = state.export_weights(learner, config_with(**settings).train)
+    assert any(bool(weight.any()) for weight in weights.values()) is (export != "ema")
