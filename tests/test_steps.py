@@ -135,6 +135,7 @@ def test_the_average_of_the_weights_is_its_closed_form() -> None:
         expected = expected + (1 - decay) * decay ** (steps - k) * weights[k]
     torch.testing.assert_close(torch.cat([average.flatten() for average in ema.averages]), expected)
     assert not torch.allclose(expected, weights[-1])
+    assert not any(average.requires_grad for average in ema.averages)  # each step would keep the last one's memory
 
 
 def test_the_next_batch_is_made_before_the_weights_change() -> None:
