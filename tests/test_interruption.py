@@ -28,11 +28,13 @@ from tests.helpers.trainings import (
     wait_for,
     wait_for_epoch,
 )
+from tests.test_options import exported_loss, history
 
 # With a state of the optimizer and of the average.
 TWO: dict[str, Any] = {
     **LONG, "train__epochs": 8, "train__parallel": "ddp", "run__processes": 2, "train__optimizer": "adamw",
     "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
+    "evaluate__batch_size": 4,  # each process validates
 }  # fmt: skip
 
 
@@ -40,6 +42,12 @@ TWO: dict[str, Any] = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Gives an uninterrupted run on two processes, of so many epochs."""
     return cache(lambda epochs: train(small_world(tmp_path_factory.mktemp("whole"), **TWO | {"train__epochs": epochs})))
+
+
+def test_all_processes_validate_what_is_exported(whole: Callable[[int], Path]) -> None:
+    """The model of process 0: the statistics of BatchNorm differ on each process."""
+    folder = whole(TWO["train__epochs"])
+    assert exported_loss(folder) == pytest.approx(history(folder, "val_loss")[-1], rel=1e-6)
 
 
 def strike(folder: Path, target: str, number: signal.Signals, epoch: int) -> int:
