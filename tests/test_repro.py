@@ -300,17 +300,22 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 
 @pytest.mark.parametrize(
-    ("program", "place", "is_held"), [("dvc", "/", False), ("other", "", False), ("dvc", "", True)]
+    ("program", "place", "after", "is_held"),
+    [("dvc", "/", 1, False), ("other", "", 1, False), ("dvc", "", -1, False), ("dvc", "", 1, True)],
 )
 def test_a_lock_of_a_killed_dvc_holds_nobody(
-    done: Path, program: str, place: str, is_held: bool, capfd: pytest.CaptureFixture[str]
+    done: Path, program: str, place: str, after: float, is_held: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Though another process has its PID, which works elsewhere or is another program. A holder that lives is named."""
+    """Though another process has its PID, which works elsewhere, is another program, or began later, as in a container.
+
+    A holder that lives is named.
+    """
     with ExitStack() as stack:
         other = stack.enter_context(subprocess.Popen([*SLEEP, program], cwd=place or done))
         stack.callback(other.kill)
         holder = {"pid": other.pid, "cmd": "/bin/dvc repro"}
         RWLOCK.write_text(json.dumps({"read": {str(done / "given"): [holder]}, "write": {str(done / "one"): holder}}))
+        os.utime(RWLOCK, times=(psutil.Process(other.pid).create_time() + after,) * 2)
         before = RWLOCK.read_bytes()
         if is_held:
             with refuses(("this folder", "busy")) as refused:

@@ -85,11 +85,13 @@ def remove_locks(path: Path) -> None:
     DVC takes any process with the PID of a holder for the holder, and fails at a file that was cut. Raises UserError if
     a holder still works here.
     """
-    text = path.read_text(errors="replace") if path.is_file() else "{}"
+    if not path.is_file():
+        return
+    text, written = path.read_text(errors="replace"), path.stat().st_mtime
     for pid in map(int, re.findall(r'"pid": (\d{1,9})\b', text)):
-        if processes.works_in(pid, Path.cwd(), of_others=True):
+        if processes.works_in(pid, Path.cwd(), written, of_others=True):
             raise busy(pid)
-    path.unlink(missing_ok=True)
+    path.unlink()
     if "{" not in text or {*re.findall(r"\w+", text)} - {"read", "write"}:
         say(f"{path} was left by a killed DVC: removed", descriptor=2)
 

@@ -1,5 +1,6 @@
 """Which processes of DVC and of this project work in a folder."""
 
+import math
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,12 +14,16 @@ def workers(folder: Path) -> list[int]:
     return [pid for pid in psutil.pids() if works_in(pid, folder)]
 
 
-def works_in(pid: int, folder: Path, of_others: bool = False) -> bool:
-    """Whether the process with this ID is one of `workers`. `of_others`: the answer if this user may not know."""
+def works_in(pid: int, folder: Path, since: float = math.inf, of_others: bool = False) -> bool:
+    """Whether the process with this ID is one of `workers`. `of_others`: the answer if this user may not know.
+
+    `since`: a time at which it worked already. A process that began later is another one: in a container, which has few
+    PIDs, they are soon used again.
+    """
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
-        is_own = is_dvc(words) or is_perennial(words)
+        is_own = (is_dvc(words) or is_perennial(words)) and process.create_time() <= since
         return is_own and pid != os.getpid() and Path(process.cwd()).is_relative_to(folder)
     except psutil.AccessDenied:
         return of_others
