@@ -93,7 +93,7 @@ def remove_locks(path: Path) -> None:
             raise busy(pid)
     path.unlink()
     if "{" not in text or {*re.findall(r"\w+", text)} - {"read", "write"}:
-        say(f"{path} was left by a killed DVC: removed", descriptor=2)
+        say(f"{path} was left locked by a killed DVC: removed", descriptor=2)
 
 
 def busy(pid: int) -> UserError:
