@@ -230,5 +230,6 @@ def _faults(one: _Run, status: int) -> list[Fault]:
     text = _log(one.job, one.log_start).decode(errors="replace")
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+    what = "the job of Slurm" if one.slot.sbatch else "dvc repro"  # it is also what sbatch refuses
     remedy = f"its log: {one.job.folder / LOG}"
-    return [Fault(one.job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)]
+    return [Fault(one.job.name, f"{what} ended with {how}", "failed", last_lines, remedy=remedy)]

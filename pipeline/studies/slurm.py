@@ -61,14 +61,17 @@ def wait(folder: Path) -> None:
 
     Raises UserError if Slurm does not answer.
     """
-    for mark in sorted({*folder.glob(JOB), *folder.glob(f"*/{JOB}")}):
+    marks = sorted({*folder.glob(JOB), *folder.glob(f"*/{JOB}")})
+    queue = _queue() if marks else {}
+    for mark in marks:
         name, last_number = mark.read_text(), ""
-        while number := _queue().get(name, ""):
+        while number := queue.get(name, ""):
             if number != last_number:
                 last_number = number
                 sentence = f"waiting for job {number} of Slurm, which works in {mark.parent}; to end it"
                 print(f"{sentence}: scancel {number}", flush=True)
             time.sleep(POLL_SECONDS)
+            queue = _queue()
         files.remove(mark)
 
 
