@@ -13,7 +13,7 @@ from pipeline.base import files
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import set_params
 from tests.helpers import starts
-from tests.helpers.damage import cut, flip, overwrite
+from tests.helpers.damage import Damage, cut, flip, overwrite
 from tests.helpers.in_process import enter_copy, run
 from tests.helpers.projects import call, object_of
 from tests.helpers.refusals import refuses
@@ -88,7 +88,8 @@ def test_damaged_objects_are_put_back_from_whole_outputs(
     kinds = [("data/images", ""), ("data/images", an_image(project)), ("data/packed", "images-00000.bin"),
              ("models/model.safetensors", ""), ("metrics/eval.json", "")]  # fmt: skip
     objects = [object_of(project, *kind) for kind in kinds]
-    for path, damage in zip(objects, (flip, cut, flip, cut, overwrite), strict=True):
+    damages: list[Damage] = [flip, cut, flip, cut, overwrite]  # else mypy joins their types in an order of chance
+    for path, damage in zip(objects, damages, strict=True):
         damage(path)
     status, stdout, stderr = run(capfd, "--verbose")
     assert {path for path in before if path.startswith(".dvc/cache")} <= {*read}  # a copy is new to the disk
