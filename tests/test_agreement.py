@@ -37,6 +37,7 @@ def failures(*processes: subprocess.Popen[str]) -> list[str]:
     return errors
 
 
+@pytest.mark.slow("two real starts of torchrun; make test has processes that differ, in one process")
 def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     """Params, data, code and variables differ on the second node: no step is taken, and both nodes name them."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)
@@ -59,7 +60,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     assert not (first / "models").exists()
 
 
-@pytest.mark.nightly("two real starts of torchrun; make test has two nodes that differ, which are refused")
+@pytest.mark.nightly("two real starts of torchrun; make test-ci has two nodes that differ, which are refused")
 @pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: flip(folder / "images-00000.bin")])
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """One node has no packed images, or a changed pixel. The other one does not wait, and says the same."""

@@ -60,6 +60,7 @@ def test_the_hash_of_a_state_is_that_of_its_values() -> None:
     assert len({chain.sha256(each) for each in [state, *others]}) == 7
 
 
+@pytest.mark.slow("a training more; make test ends one at the first other state")
 def test_states_are_hashed_every_so_many_epochs(claimed: Path, tmp_path: Path) -> None:
     """train.hash_every_epochs: after each epoch, after every second, never. The weights are the same for each."""
     folders = [claimed, *(small_world(tmp_path / f"{k}", **EPOCHS, train__hash_every_epochs=k) for k in (2, 0))]
@@ -75,6 +76,7 @@ def claim(folder: Path, **values: object) -> dict[str, Any]:
     return {"PERENNIAL_CLAIM": str(folder / "claim.json")}
 
 
+@pytest.mark.slow("two trainings; make test ends one at the first other state")
 def test_a_training_goes_on_from_a_kept_state(tmp_path: Path) -> None:
     """From the state after an epoch it gives the same outputs, for a training with every kind of state."""
     lines: dict[str, Any] = {
@@ -180,6 +182,7 @@ def audit(project: Path, share: float, part: tuple[int, int] = (1, 1), processes
     return segments.audit(params.load(), {"train": {"deps": {}, "outs": hashes}}, share, 3, part, processes)
 
 
+@pytest.mark.slow("trains in a clone; make test has the segments that are drawn")
 def test_an_audit_of_a_true_claim(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two of three segments have the same states; one checker of two repeats one of them."""
     assert audit(project, 0.5) == 0
@@ -242,6 +245,7 @@ def swapped_image(project: Path) -> None:
     launch(project)
 
 
+@pytest.mark.slow("five audits with their trainings; make test ends a training at its first other state")
 @pytest.mark.parametrize("forge", [made_up, skipped_step, swapped_image, other_weights, swapped_states])
 def test_an_audit_of_everything_refuses_a_forged_claim(
     project: Path, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
@@ -252,7 +256,7 @@ def test_an_audit_of_everything_refuses_a_forged_claim(
     assert "verify: differs: " in capsys.readouterr().out
 
 
-@pytest.mark.nightly("a project under DVC, repeated three times; make test has the audit without DVC")
+@pytest.mark.nightly("a project under DVC, repeated three times; make test-ci has the audit without DVC")
 def test_a_project_is_audited_and_its_first_other_epoch_named(tmp_path: Path) -> None:
     """A statement has what was repeated."""
     (tmp_path / "temporary").mkdir()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from pipeline.base import elementary
@@ -14,6 +15,10 @@ from pipeline.reporting import thumbnails
 from pipeline.studies import pooling
 from tests.test_elementary import logits
 from tests.test_ridge import L2, drawn
+
+pytestmark = pytest.mark.slow(
+    "starts NumPy and torch as each kind of CPU; make test has the same functions as one kind"
+)
 
 KINDS: tuple[dict[str, str], ...] = (
     {},

@@ -31,9 +31,10 @@ CASES: dict[str, list[Case]] = {
 
 # Elastic in fp32, plain ddp, fp16 with an average, and checkpointing.
 FEW = [CASES["mobilenet_v3_small"][0], *CASES["mobilenet_v3_small"][-3:]]
-FURTHER = pytest.mark.nightly("four numbers of processes, every case; make test has two numbers and four cases")
+FURTHER = pytest.mark.nightly("four numbers of processes, every case; make test-ci has two numbers and four cases")
 
 
+@pytest.mark.slow("trainings of one to four processes; make test has the tree that adds in one order")
 @pytest.mark.parametrize(
     ("cases", "sizes"),
     [

@@ -53,6 +53,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return two_classes(tmp_path / "data/inbox")
 
 
+@pytest.mark.slow("a real start of two processes; make test measures in this process")
 @pytest.mark.usefixtures("inbox")
 def test_the_steps_are_real_with_two_processes(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes meet, train and validate on random images, also with more weighted classes than in a batch."""

@@ -19,9 +19,10 @@ EVERY = {
 }  # fmt: skip
 # A test for each error: all in one need most of the time that a test may take, on a busy machine.
 MANY = {error: [(stage, error, every) for stage, every in EVERY.items()] for error in ("KILL", "ENOSPC", "EROFS")}
-EVERY_STAGE = pytest.mark.nightly("two runs for each of some thirty faults: minutes; make test has two stages")
+EVERY_STAGE = pytest.mark.nightly("two runs for each of some thirty faults: minutes; make test-ci has two stages")
 
 
+@pytest.mark.slow("some hundred starts of a command; make test has the stages that the campaign knows")
 @needs_a_compiler
 @pytest.mark.parametrize(
     "turns", [FEW, *(pytest.param(turns, marks=EVERY_STAGE) for turns in MANY.values())], ids=["few", *MANY]

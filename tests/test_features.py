@@ -99,6 +99,7 @@ def kill(folder: Path, stage: str, sign: str) -> None:
     ends(processes)
 
 
+@pytest.mark.slow("the features of the whole run above, and of a killed one; make test solves the equations")
 def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> None:
     """With two processes: the bits of one, and a finished part is not computed again."""
     folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": 2})

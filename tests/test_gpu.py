@@ -22,6 +22,8 @@ from tests.gpu.ranks import Case, Result
 from tests.gpu.training import Figures
 from tests.helpers import starts
 
+pytestmark = pytest.mark.slow("runs whole benchmarks on the CPU; make test has their tables and their records")
+
 FOLDER = PROJECT / "tests/gpu"
 NO_GPU = machine.Machine(cuda_devices=0, apex="missing", compiler=True)
 

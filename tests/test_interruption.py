@@ -30,6 +30,10 @@ from tests.helpers.trainings import (
 )
 from tests.test_options import exported_loss, history
 
+pytestmark = pytest.mark.slow(
+    "real signals to torchrun and its processes; make test has the battered run of test_pipeline.py"
+)
+
 # With a state of the optimizer and of the average.
 TWO: dict[str, Any] = {
     **LONG, "train__epochs": 8, "train__parallel": "ddp", "run__processes": 2, "train__optimizer": "adamw",
@@ -87,7 +91,9 @@ OTHERS = [
     + more
     for lines, more in ((TORCHRUN, []), (SPAWN, MORE))
 ]
-NIGHTLY = pytest.mark.nightly("further pairs of launcher, process and signal; make test has each signal and launcher")
+NIGHTLY = pytest.mark.nightly(
+    "further pairs of launcher, process and signal; make test-ci has each signal and launcher"
+)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> Non
     assert free > 2 * bounded
 
 
+@pytest.mark.slow("decodes large images in processes; make test has the budget that bounds them")
 @pytest.mark.parametrize("of_heic", [False, pytest.param(True, marks=needs_heif)], ids=["Pillow's", "HEIC"])
 def test_no_image_takes_more_than_its_estimate(tmp_path: Path, of_heic: bool) -> None:
     """For every kind of file, the peak of inspecting it is below the estimate from its header."""

@@ -51,9 +51,10 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return outputs(train_ranks(small_world(tmp_path_factory.mktemp("one_node"), **TWO)))
 
 
-SPAWN = pytest.param("spawn", marks=pytest.mark.nightly("the same for another launcher; make test has torchrun"))
+SPAWN = pytest.param("spawn", marks=pytest.mark.nightly("the same for another launcher; make test-ci has torchrun"))
 
 
+@pytest.mark.slow("two launchers and their processes; make test has torchrun on one node")
 @pytest.mark.parametrize("launcher", ["torchrun", SPAWN])
 def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path, launcher: str) -> None:
     """Two launchers with one process each: the first node writes what one node would, the other nothing."""
@@ -65,7 +66,7 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     assert "epoch" not in words
 
 
-@pytest.mark.nightly("two launchers of the same training; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("two launchers of the same training; make test-ci has two nodes that write the bytes of one")
 def test_a_cluster_gives_a_node_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two nodes in one folder, as of a shared volume: the same params, and the variables of a TrainJob of Kubeflow."""
     host, port = "127.0.0.1", str(free_port())
@@ -103,7 +104,7 @@ def test_another_number_of_processes_than_the_params_say_is_refused(
         train.run(params.parse(on_cpu(raw, **TWO, run__timeout_seconds=1)))
 
 
-@pytest.mark.nightly("trains long enough to be killed, twice; make test moves a run to other numbers of processes")
+@pytest.mark.nightly("trains long enough to be killed, twice; make test-ci has two nodes, and kills on one")
 def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     """run.max_restarts: a process of the second node is killed. Both launchers start theirs again, and meet again."""
     lines = {"train__epochs": 16, "run__launcher": "spawn"}
@@ -120,7 +121,7 @@ def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.nightly("trains long enough to lose a node; make test moves a run to other numbers of processes")
+@pytest.mark.nightly("trains long enough to lose a node; make test-ci has two nodes, and kills on one")
 def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: the second node is killed. The first goes on alone, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
@@ -141,7 +142,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.nightly("trains long enough to be joined; make test moves a run to other numbers of processes")
+@pytest.mark.nightly("trains long enough to be joined; make test-ci has two nodes, and kills on one")
 def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: torchrun restarts the first node's process for it, and the run ends normally."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
@@ -156,7 +157,7 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
-@pytest.mark.nightly("two to four starts of torchrun; make test has two nodes that write the bytes of one")
+@pytest.mark.nightly("two to four starts of torchrun; make test-ci has two nodes that write the bytes of one")
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two launches of two processes each, with torchrun and spawn, run at the same time and write the same bytes."""
     folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]
@@ -170,6 +171,7 @@ def in_a_slurm_step(rank: int) -> dict[str, str]:
     return {f"SLURM_{key}": value for key, value in {**step, "PROCID": str(rank), "LOCALID": str(rank)}.items()}
 
 
+@pytest.mark.slow("two processes of a training; make test has the names of nodes")
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two processes in one folder, with the variables of srun, write the bytes of torchrun."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
@@ -196,7 +198,7 @@ def test_the_interface_that_leads_to_a_host() -> None:
                 assert rendezvous.interface_to(entry.address) == name
 
 
-@pytest.mark.nightly("waits of a cut cable, and up to four starts; make test has two nodes")
+@pytest.mark.nightly("waits of a cut cable, and up to four starts; make test-ci has two nodes")
 @pytest.mark.parametrize("case", network.CASES, ids=lambda case: case.name)
 def test_a_network_that_fails_costs_no_byte(case: network.Case, tmp_path: Path) -> None:
     """Nodes with addresses of their own: launchers start again by themselves, or say which node has ended."""
@@ -206,7 +208,7 @@ def test_a_network_that_fails_costs_no_byte(case: network.Case, tmp_path: Path) 
 SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
 
 
-@pytest.mark.nightly("a cluster that has to start; make test gives two processes the variables that srun gives")
+@pytest.mark.nightly("a cluster that has to start; make test-ci gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
     """In jobs of sbatch (one node) and salloc (two) of a real cluster, srun starts two tasks."""
     batch = small_world(tmp_path / "batch", **TWO, run__launcher="slurm")

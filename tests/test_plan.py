@@ -154,6 +154,7 @@ def test_an_output_that_is_lost_comes_from_the_cache(finished_copy: Path) -> Non
     assert reasons(predict()["split"]) == {("output", "data/split.csv", "not in DVC's cache")}
 
 
+@pytest.mark.slow("a pipeline that DVC restores; make test has the plans of a finished one")
 def test_a_run_without_a_lock_takes_all_from_the_run_cache(finished_copy: Path) -> None:
     """The run cache has an entry for exactly these inputs of each stage; a real run takes them. In a clone all run."""
     lock = Path("dvc.lock").read_text()

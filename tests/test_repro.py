@@ -418,6 +418,7 @@ def by_hand(*words: str) -> bytes:
     return Path("dvc.lock").read_bytes()
 
 
+@pytest.mark.slow("DVC without this program, and an experiment; make test has the changed DVC")
 @pytest.mark.usefixtures("project")
 def test_dvc_by_hand_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     """`dvc repro` after a kill of `perennial repro`, which takes the stage along, and `dvc exp run`."""
@@ -436,7 +437,7 @@ def test_dvc_by_hand_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> 
     assert Path("dvc.lock").read_bytes() == lock
 
 
-@pytest.mark.nightly("DVC's queue takes half a minute to end; make test has dvc exp run")
+@pytest.mark.nightly("DVC's queue takes half a minute to end; make test-ci has dvc exp run")
 @pytest.mark.usefixtures("done")
 def test_a_queued_experiment_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     """DVC runs it in a folder of its own."""

@@ -19,6 +19,8 @@ from tests.conftest import set_params
 from tests.helpers import starts
 from tests.helpers.trainings import launch, messages, outputs, small_world, start, stop_in_epoch, wait_for_epoch
 
+pytestmark = pytest.mark.slow("real starts, stops and moves; make test has the battered run of test_pipeline.py")
+
 SMALL = {"train__model": "mobilenet_v3_small", "run__log_steps": 1}  # its BatchNorm works with two images
 DDP = {"train__parallel": "ddp", "run__processes": 2, "train__label_smoothing": 0.0, "run__log_steps": 1}
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -131,7 +133,7 @@ def test_a_disturbance_changes_no_byte(
     assert outputs(folder) == outputs(straight(training))
 
 
-@pytest.mark.nightly("three trainings of two processes; make test has the rule of stopping, and a resume")
+@pytest.mark.nightly("three trainings of two processes; make test has the rule of stopping, and make test-ci a resume")
 def test_early_stopping_is_decided_by_the_history_also_after_a_resume(
     straight: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

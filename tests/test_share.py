@@ -25,12 +25,14 @@ from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.refusals import refuses
 from tests.test_exact import model, tensors
 
+pytestmark = pytest.mark.slow("networks in Chromium; make test has Chromium with the report's pages")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 __all__ = ["model", "tensors"]  # fixtures: a network of whole numbers
 CLASSES = ("a", "b", "</script><b>")
-LARGER = pytest.mark.nightly("half a minute beside other work; make test has two small networks")
+LARGER = pytest.mark.nightly("half a minute beside other work; make test-ci has two small networks")
 LARGER_NETWORKS = ("resnet18", "timm/tf_efficientnet_lite0")
 VIEW = View(96, 96, 64)
 SIZES = ((300, 200), (200, 333), (256, 256), (40, 700))

@@ -40,6 +40,7 @@ def results(stdout: str, what: str = "same") -> list[str]:
     return [line.split()[0] for line in stdout.splitlines() if line.endswith(f"  {what}")]
 
 
+@pytest.mark.slow("repeats every stage; make test has what is refused before that")
 def test_the_same_bytes_are_confirmed(project: Path) -> None:
     """Every output is made again and compared, and neither the cache nor the folder changes."""
     before, outs = contents(project / ".dvc/cache"), dvc_lock.outputs(dvc_lock.read())
@@ -50,6 +51,7 @@ def test_the_same_bytes_are_confirmed(project: Path) -> None:
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
+@pytest.mark.slow("repeats stages; make test has what is refused before that")
 def test_an_output_that_the_stage_does_not_write_differs(project: Path) -> None:
     """A forged model card, with its hash in dvc.lock: only a repetition shows it."""
     card = project / "models/README.md"
@@ -142,7 +144,7 @@ def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
         command.verify(None)
 
 
-@pytest.mark.nightly("repeats a stage under DVC; make test has the same command in a clone")
+@pytest.mark.nightly("repeats a stage under DVC; make test-ci has the same command in a clone")
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
     """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
     shutil.copytree("metrics", "old/metrics")

@@ -106,9 +106,10 @@ def runs(
 
 
 IN_MAKE_TEST = (("single", "fp32", "contiguous"), ("ddp", "bf16", "channels_last"))
-FURTHER = pytest.mark.nightly("the cells share their code; make test has elastic and spawn in other tests")
+FURTHER = pytest.mark.nightly("the cells share their code; make test-ci has elastic and spawn in other tests")
 
 
+@pytest.mark.slow("a real start for each cell; make test has torchrun and spawn in test_pipeline.py")
 @pytest.mark.parametrize(
     "cell",
     [
