@@ -43,7 +43,7 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (("warm", "run.processes=2"), nothing, "run.processes", "pair"),
     (("warm", "train.lr=0.01"), nothing, "SETTING", "value"),
     (("workspace", "train.lr=1"), nothing, "NAME", "value"),
-    (("a b", "train.lr=1"), nothing, "NAME", "value"),
+    *(((name, "train.lr=1"), nothing, "NAME", "value") for name in ("HEAD", "a b", "a..b", "a.", "a.lock")),
     (LINE, lambda folder: set_params(folder, train__momentum=0.5), "params.yaml", "differs"),
     (LINE, lambda folder: (folder / "metrics/eval.json").write_text("{}"), "dvc.lock", "differs"),
     (LINE, lambda folder: (folder / "data/corrections.csv").write_text("x"), "data/corrections.csv", "differs"),

@@ -21,7 +21,8 @@ from pipeline.config import document, params
 from pipeline.studies import revisions
 from pipeline.versioning import children, dvc_lock, programs
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+NAME = re.compile(r"(?!.*\.(\.|lock$|$))[A-Za-z0-9][A-Za-z0-9._-]{0,60}")  # Git takes it for a reference
+NAMES = "a new name of up to 61 letters, digits, '_', '-' and single '.' between them, that does not end with .lock"
 COMMIT = "git add . && git commit -m 'My model'"
 
 
@@ -43,9 +44,9 @@ def begin(name: str, words: Sequence[str]) -> None:
     the last commit is changed, unless params.yaml, dvc.lock or the metrics by an interrupted start of the same line.
     """
     config, values = params.load(), values_of(words)
-    is_taken = name in (revisions.HERE, *revisions.experiments())
+    is_taken = name in (revisions.HERE, "HEAD", *revisions.experiments())
     if is_taken or not NAME.fullmatch(name):
-        allowed, remedy = "a new name of letters, digits, '.', '_' and '-'", "dvc exp list names the experiments"
+        allowed, remedy = NAMES, "dvc exp list names the experiments"
         raise UserError(Fault("NAME", name, "value", "it is taken" if is_taken else "", allowed, remedy))
     raise_if_any(validity.faults(params.with_values(config, values), machine.read()))
     figures = programs.output("git", "ls-tree", "HEAD", "--", config.paths.metrics)
