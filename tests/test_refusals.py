@@ -481,7 +481,7 @@ ROWS: list[Row] = [
     ),
     *rows(
         "a place of runs", lambda place: runner.slots(config(**place[0]), 1, place[1]),
-        (({}, "kubernetes"), "--on", "value"),
+        (({}, "kubernetes"), "--on", "value"), (({}, "slurm '--comment=a"), "--on", "value"),
         (({"train__parallel": "ddp", "run__processes": 2, "run__nodes": 2}, "slurm"), "run.launcher", "pair"),
     ),
     ("a machine without sbatch", lambda: os.environ.update(PATH="nowhere") or runner.slots(config(), 1, "slurm"),
