@@ -196,6 +196,8 @@ def test_a_command_says_what_it_does_before_its_slow_imports(tmp_path: Path) -> 
         (["--print-completion", "zsh"], 0, "sweep"),
         (["rerpo"], 2, "repro"),
         (["sweep", "--job", "x"], 2, "--job"),
+        (["start", "--photos", ""], 2, "--photos ''"),
+        (["folds", "--recipe="], 2, "--recipe="),
     ],
 )
 def test_the_program_lists_its_commands_and_names_the_nearest(
