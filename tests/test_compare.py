@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
@@ -232,6 +233,13 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(folder: Path) -> 
     (folder / "metrics/train.json").write_text("{}")
     with refuses(("metrics/train.json of workspace", "damaged")):
         revision_of("workspace")
+
+
+def test_a_table_keeps_every_letter_of_a_name(tmp_path: Path) -> None:
+    """Some begin a line for Python, such as the one that an ellipsis of Windows becomes in a wrong encoding."""
+    names = ["a\x85.jpg", "b\u2028.jpg", "c\n.jpg", "d\x0c.jpg"]
+    files.write_csv(tmp_path / "table.csv", ["path"], [[name] for name in names])
+    assert [row["path"] for row in revisions._table(LocalFileSystem(), f"{tmp_path}/table.csv")] == names
 
 
 def test_a_remote_that_closes_its_connection_is_an_error() -> None:

@@ -4,6 +4,7 @@ Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables
 """
 
 import csv
+import io
 import json
 import signal
 import tempfile
@@ -152,7 +153,7 @@ def _text(source: DVCFileSystem, path: str) -> str:
 
 
 def _table(source: DVCFileSystem, path: str) -> Table:
-    return list(csv.DictReader(_text(source, path).splitlines(keepends=True)))
+    return list(csv.DictReader(io.StringIO(_text(source, path), newline="")))
 
 
 def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
