@@ -142,6 +142,8 @@ def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monke
     (tmp_path / "data/images" / photo.name).rename(tmp_path / "data/images/5.png")  # which y alone has right
     found = compare.compare_two(both[0], both[1], {}, params.Params())
     assert re.findall(r"[\d.]*\.\d+|\d+ of [xy]", "".join(found.lines())) == ["66.7", "0.031", "1 of x", "5 of y"]
+    secret = revision("z", params={"data.url": "https://me:pa55@example.org/a?token=w0rd", "train.lr": 1})
+    assert not re.search("pa55|w0rd", compare.as_json([secret], None))
     of_programs = json.loads(compare.as_json(both, found))
     assert [one["figures"]["macro_f1"] for one in of_programs["revisions"]] == [FIGURES["macro_f1"]] * 2
     assert {key: of_programs["test"][key] for key in ("images", "first_alone", "second_alone")} == {
