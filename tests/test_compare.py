@@ -232,9 +232,11 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(folder: Path) -> 
         stages = {"train": {"cmd": "", "outs": train}, "evaluate": {"cmd": "", **evaluate}}
         write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
         assert revision_of("workspace").figures == values
-    (folder / "metrics/train.json").write_text("{}")
-    with refuses(("metrics/train.json of workspace", "damaged")):
-        revision_of("workspace")
+    for name, text in ("metrics/train.json", "{}"), ("dvc.lock", "stages:\n"), ("params.yaml", "train: [\n"):
+        config = params.load().paths
+        (folder / name).write_text(text)
+        with refuses((f"{name} of workspace", "damaged")):
+            revisions.read("workspace", {}, config)
 
 
 def test_a_table_keeps_every_letter_of_a_name(tmp_path: Path) -> None:

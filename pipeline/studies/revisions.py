@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,10 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
         lock.write_text(text, encoding="utf-8")
         if not text:
             return Revision(name, NO_RUN, settings)
-        stages = dvc_lock.read(lock)
+        with _named(lock.name, name):
+            stages = dvc_lock.read(lock)
+            ran_with = dvc_lock.params(lock)
         outs = dvc_lock.outputs(stages)
-        ran_with = dvc_lock.params(lock)
     texts = {kind: _text(source, str(figures.path(paths.metrics, kind))) for kind in figures.FILES}
     weights = f"{paths.models}/model.safetensors"
     model = outs.get(weights, "")
@@ -137,6 +138,16 @@ def _errors_of_connections() -> Iterator[None]:
         signal.signal(signal.SIGPIPE, handler)
 
 
+@contextmanager
+def _named(file: str, revision: str) -> Iterator[None]:
+    """Inside the block, the refusal of a copy names the file in the revision."""
+    try:
+        yield
+    except UserError as error:
+        faults = (replace(fault, key=f"{file} of {revision}", remedy=REMEDY) for fault in error.faults)
+        raise UserError(*faults) from None
+
+
 def bring(revision: str, path: str, target: Path) -> None:
     """Copy a file of a revision from Git, or from DVC's cache or remote. Raises UserError if there is none."""
     source = open_revision(revision)
@@ -161,7 +172,8 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
         path.write_bytes(_ask_dvc(lambda: source.cat_file(params.FILE.as_posix()), revision))
-        raw = document.read(path)
+        with _named(path.name, revision):
+            raw = document.read(path)
     if not isinstance(raw, dict):
         key = f"{params.FILE} of {revision}"
         raise UserError(Fault(key, "not a table of settings", "damaged", remedy="take another revision"))
