@@ -114,6 +114,8 @@ def main(words: Sequence[str] | None = None) -> int:
         name, *rest = [*rest, "--help"]
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):  # as stderr is: no letter that the encoding lacks ends a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     terminal.show_lines()
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does

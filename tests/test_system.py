@@ -21,7 +21,7 @@ from pipeline.command_line import COMMANDS
 from pipeline.config import document, params
 from pipeline.learning.world import World
 from pipeline.running import provenance
-from tests.conftest import PROJECT, read_params
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.terminals import on_terminal
 
 PARAMS = [sys.executable, "-m", "pipeline", "params"]
@@ -110,6 +110,15 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
     assert errors.exit_status("some", work) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("some: events: Input/output error; ")
+
+
+def test_a_letter_that_the_output_lacks_is_an_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a locale that is not UTF-8, or of a name that is not."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    write_params(tmp_path / "params.yaml", change(read_params(), paths__inbox="/photos→"))
+    done = run(tmp_path, *PARAMS, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r'"/photos\u2192"' in done.stdout
 
 
 def test_an_output_that_nobody_takes_is_a_line() -> None:
