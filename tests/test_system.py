@@ -21,6 +21,7 @@ from pipeline.command_line import COMMANDS
 from pipeline.config import document, params
 from pipeline.learning.world import World
 from pipeline.running import provenance
+from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.terminals import on_terminal
 
@@ -119,6 +120,19 @@ def test_a_letter_that_the_output_lacks_is_an_escape(tmp_path: Path, monkeypatch
     done = run(tmp_path, *PARAMS, stdout=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
     assert r'"/photos\u2192"' in done.stdout
+
+
+@pytest.mark.usefixtures("here")
+def test_what_git_prints_may_be_no_utf_8() -> None:
+    """A name beside a training, where Git shows names as they are; and a dvc.lock that somebody has committed."""
+    Path("dvc.lock").write_bytes(b"\xff")
+    who = "-c user.name=a -c user.email=a@localhost"
+    for words in ("init --quiet", "config core.quotePath false", "add .", f"{who} commit --quiet -m a"):
+        subprocess.run(["git", *words.split()], check=True)
+    Path(os.fsdecode(b"\xe9")).touch()
+    Path("dvc.lock").unlink()
+    assert provenance._git("status", "--porcelain").splitlines() == [" D dvc.lock", "?? \ufffd"]
+    assert dvc_lock.committed() == {}
 
 
 def test_an_output_that_nobody_takes_is_a_line() -> None:
