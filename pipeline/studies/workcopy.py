@@ -158,5 +158,6 @@ def _connect(folder: Path, values: Mapping[str, Any], user_folders: Collection[s
         if not path.is_absolute() and path.is_dir():
             files.link(folder / path, path)
     cache = os.path.relpath(_cache_of(Path.cwd()), (folder / ".dvc").resolve())
-    files.write_text(folder / ".dvc/config.local", f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n')
+    settings = f"[core]\n    no_scm = true\n[cache]\n    dir = '''{cache}'''\n"  # a folder may be named with quotes
+    files.write_text(folder / ".dvc/config.local", settings)
     return WorkCopy(folder, config)
