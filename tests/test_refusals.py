@@ -28,6 +28,7 @@ from pipeline.dataset.split_table import SPLITS
 from pipeline.evaluation import onnx_file
 from pipeline.learning.loss import balanced_weights
 from pipeline.models import network
+from pipeline.planning import forecast
 from pipeline.running import checkpoint_copy, launchers, rendezvous
 from pipeline.running.launch import placed_by_cluster
 from pipeline.running.runs import Run
@@ -494,6 +495,7 @@ ROWS: list[Row] = [
         "a model that is not there", predict_with, (Path("nowhere"), "nowhere", "missing"),
         (Path(), "model.json", "missing"), (None, "models/model.json", "missing"),
     ),
+    ("a folder without DVC and Git", forecast.forecast, "this folder", "missing"),
     ("copies of checkpoints behind a link", copies_behind_a_link, "run.checkpoint_copy", "machine"),
     ("a class without an image", lambda: balanced_weights({"a": 7, "b": 0}), "train.class_weights", "pair"),
     ("no BatchNorm to freeze", lambda: network.freeze_norm(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),
