@@ -10,6 +10,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.studies import workcopy
 from tests.helpers.projects import call, commit, create_project
+from tests.helpers.refusals import refuses
 
 WITH = ("pipeline/loader/__pycache__/one.nbi", "data/pretrained/own.safetensors")  # not in Git, and yet copied
 
@@ -40,6 +41,9 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(project: Path) -> None:
     absent = ("stale", "large.zip", ".git", "pipeline/commands/compare.py")
     assert not any((folder / name).exists() for name in absent)
     assert (folder / "data/inbox").resolve() == project / "data/inbox"
+    call(project, "git", "rm", "--quiet", "--cached", "params.yaml")
+    with refuses(("params.yaml", "missing")):
+        workcopy.copy_project(folder, {})
 
 
 @pytest.mark.usefixtures("project")
