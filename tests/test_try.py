@@ -68,7 +68,7 @@ def test_a_refusal_comes_before_the_run_and_changes_nothing(finished_copy: Path)
 def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(
     finished_copy: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A start that has failed goes on with the same line. Files beside the run stay as they are."""
+    """A start that has failed, or was killed at its end, goes on with the same line. Other files stay as they are."""
     lock = (finished_copy / "dvc.lock").read_bytes()
     (finished_copy / "notes.txt").write_text("mine")
 
@@ -86,6 +86,9 @@ def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(
         patch.setenv("MKL_CBWR", "COMPATIBLE")  # `train` refuses it
         assert attempt() != 0
     assert "0.02" in (finished_copy / "params.yaml").read_text()
+    assert attempt() == 0
+    capfd.readouterr()
+    call(finished_copy, "dvc", "exp", "apply", "warm")  # so a kill leaves the folder, right after the result is kept
     assert attempt() == 0
     done = capfd.readouterr().out
     table = done[done.index("\nexperiment ") :]

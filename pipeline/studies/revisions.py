@@ -28,6 +28,7 @@ from pipeline.versioning import dvc_lock
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (perennial repro)"
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
+WITHOUT_FILES = (FAILED, "queued", "running")  # the states of an experiment whose files are those of its commit
 Table = list[dict[str, str]]
 
 
@@ -60,7 +61,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
     source = open_revision(revision)
     raw = _params(source, revision)
     settings = dict(document.leaves(document.with_defaults(raw, params.Params().model_dump(mode="json"))))
-    if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
+    if state in WITHOUT_FILES:
         return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:
         lock = Path(temporary) / dvc_lock.LOCK.name
