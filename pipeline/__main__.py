@@ -53,6 +53,7 @@ from pipeline.command_line import (
     version,
 )
 from pipeline.running import terminal
+from pipeline.versioning import programs
 
 LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
@@ -128,7 +129,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(unknown(name), file=sys.stderr)
         return 2
     arguments = parse(name, rest, below)
-    if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
+    needs_project = not (COMMANDS[name].anywhere or getattr(arguments, "model", None))
+    if needs_project and below == NOWHERE:
         return exit_status(terminal.red(name), refuse_nowhere)
     parent = os.environ.pop(linux.PARENT, "")  # the processes that it starts have another one
     if parent or name == "rank" or COMMANDS[name].group == STAGES:
@@ -138,6 +140,8 @@ def main(words: Sequence[str] | None = None) -> int:
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))
 
     def run() -> int:
+        if needs_project:
+            programs.check_folder("project", Path.cwd())
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.
         module = importlib.import_module(module_of(arguments))
         if signal.getsignal(signal.SIGINT) is end_at_once:

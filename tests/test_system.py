@@ -122,6 +122,16 @@ def test_a_letter_that_the_output_lacks_is_an_escape(tmp_path: Path, monkeypatch
     assert r'"/photos\u2192"' in done.stdout
 
 
+def test_a_folder_in_which_dvc_cannot_work_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path is no UTF-8, as of a disk from before."""
+    (tmp_path / "caf\udce9").mkdir()
+    monkeypatch.chdir(tmp_path / "caf\udce9")
+    assert main(["plan"]) == 1
+    assert "caf\\udce9" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("here")
 def test_what_git_prints_may_be_no_utf_8() -> None:
     """A name beside a training, where Git shows names as they are; and a dvc.lock that somebody has committed."""
