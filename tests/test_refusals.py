@@ -480,6 +480,7 @@ ROWS: list[Row] = [
         ((None, None, 1, recipe(split__folds=2, train__lr__high=1)), "train.lr", "value"),
         ((None, None, 1, recipe(split__folds=2, train__precision="tf32")), "train.precision", "pair"),
     ),
+    ("no such recipe", lambda: folds.read_recipe("nope"), "--recipe", "unknown"),
     *rows(
         "a place of runs", lambda place: runner.slots(config(**place[0]), 1, place[1]),
         (({}, "kubernetes"), "--on", "value"), (({}, "slurm '--comment=a"), "--on", "value"),
