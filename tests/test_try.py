@@ -31,6 +31,12 @@ def without_figures(folder: Path) -> None:
     call(folder, "git", "-c", "user.name=a", "-c", "user.email=a@localhost", "commit", "--quiet", "-m", "Without")
 
 
+def with_new_file(folder: Path) -> None:
+    """A file that the next commit has, with a name that Git shows in quotes."""
+    (folder / "Gänse blümchen").touch()
+    call(folder, "git", "add", "Gänse blümchen")
+
+
 def nothing(_: Path) -> None:
     """The folder as it is."""
 
@@ -47,6 +53,7 @@ REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (LINE, lambda folder: set_params(folder, train__momentum=0.5), "params.yaml", "differs"),
     (LINE, lambda folder: (folder / "metrics/eval.json").write_text("{}"), "dvc.lock", "differs"),
     (LINE, lambda folder: (folder / "data/corrections.csv").write_text("x"), "data/corrections.csv", "differs"),
+    (LINE, with_new_file, "Gänse blümchen", "differs"),
     (LINE, without_result, "dvc.lock", "missing"),
     (LINE, without_figures, "dvc.lock", "missing"),
 ]

@@ -64,12 +64,12 @@ def begin(name: str, words: Sequence[str]) -> bool:
         raise UserError(Fault("SETTING", " ".join(words), "value", "the last commit has it", "another value"))
     if revision and programs.output("git", "show", f"{revision}:./{params.FILE}") != tried:
         raise UserError(taken)
-    status, results = ("git", "status", "--porcelain", "-uno", "--"), (str(dvc_lock.LOCK), config.paths.metrics)
-    others = programs.output(*status, ".", *(f":!{path}" for path in (str(params.FILE), *results))).splitlines()
+    results = (str(dvc_lock.LOCK), config.paths.metrics)
+    others = programs.changed("-uno", "--", ".", *(f":!{path}" for path in (str(params.FILE), *results)))
     if others:  # such as corrected labels: the comparison would be of two changes
         remedy = f"keep the change: {COMMIT}, after perennial repro; or put it aside: git stash"
-        raise UserError(Fault(others[0][3:], "not as in the last commit", "differs", remedy=remedy))
-    changed = programs.output(*status, *results)
+        raise UserError(Fault(others[0], "not as in the last commit", "differs", remedy=remedy))
+    changed = programs.changed("-uno", "--", *results)
     if here not in (committed, tried) or (changed and here == committed):
         what = str(params.FILE if here != committed else dvc_lock.LOCK)
         remedy = f"keep the change: {COMMIT}; or give it up: git checkout . && perennial repro"
