@@ -39,6 +39,7 @@ def _page_environment() -> jinja2.Environment:
     environment.filters |= {
         "code": _code,
         "digest": _digest,
+        "exact": markupsafe.escape,  # for scripts, which give a name back
         "in_words": lambda names: Html(in_words([_name(name) for name in names])),
         "name": _name,
         "source": _source,
