@@ -43,6 +43,7 @@ def nothing(_: Path) -> None:
 
 REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (("warm", "train.lr"), nothing, "SETTING", "value"),
+    (("warm", "train.lr=0.1", "train.lr=0.2"), nothing, "SETTING", "value"),
     (("warm", "train.lr=[1"), nothing, "train.lr", "value"),
     (("warm", "train.lr=fast"), nothing, "train.lr", "value"),
     (("warm", "train.lrr=1"), nothing, "train.lrr", "unknown"),

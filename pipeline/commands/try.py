@@ -28,12 +28,13 @@ COMMIT = "git add . && git commit -m 'My model'"
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """Dotted key → value of words `key=value`, as DVC reads them. Raises UserError for another word."""
+    """Dotted key → value of words `key=value`, as DVC reads them. Raises UserError for another one, or a key twice."""
     values = {}
     for word in words:
         key, sign, text = word.partition("=")
-        if not sign:
-            raise UserError(Fault("SETTING", word, "value", allowed="key=value, such as train.lr=0.05"))
+        if not sign or key in values:
+            allowed = "key=value, such as train.lr=0.05, each key once"
+            raise UserError(Fault("SETTING", word, "value", allowed=allowed))
         values[key] = document.value_of(key, text)
     return values
 
