@@ -37,8 +37,8 @@ here() {
 
 # Not for a further build: it reuses layers, and nobody knows how many.
 disk() {
-    local folder free
-    [[ -z $(docker image ls --quiet "${IMAGE%:*}") ]] || return 0
+    local folder free name=${IMAGE##*/} # a registry may have a port
+    [[ -z $(docker image ls --quiet "${IMAGE%"$name"}${name%:*}") ]] || return 0
     folder=$(docker info --format '{{.DockerRootDir}}')
     if here && [[ -d $folder ]]; then
         free=$(df --output=avail --block-size=1G "$folder" | tail -n 1 | tr -dc 0-9)

@@ -53,6 +53,7 @@ from pipeline.command_line import (
     version,
 )
 from pipeline.running import terminal
+from pipeline.versioning import programs
 
 LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
@@ -114,6 +115,8 @@ def main(words: Sequence[str] | None = None) -> int:
         name, *rest = [*rest, "--help"]
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):  # as stderr is: no letter that the encoding lacks ends a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     terminal.show_lines()
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does
@@ -126,7 +129,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(unknown(name), file=sys.stderr)
         return 2
     arguments = parse(name, rest, below)
-    if below == NOWHERE and not (COMMANDS[name].anywhere or getattr(arguments, "model", None)):
+    needs_project = not (COMMANDS[name].anywhere or getattr(arguments, "model", None))
+    if needs_project and below == NOWHERE:
         return exit_status(terminal.red(name), refuse_nowhere)
     parent = os.environ.pop(linux.PARENT, "")  # the processes that it starts have another one
     if parent or name == "rank" or COMMANDS[name].group == STAGES:
@@ -136,6 +140,8 @@ def main(words: Sequence[str] | None = None) -> int:
     announce(name, COMMANDS[name], COMMANDS[name].answers or getattr(arguments, "json", False))
 
     def run() -> int:
+        if needs_project:
+            programs.check_folder("project", Path.cwd())
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.
         module = importlib.import_module(module_of(arguments))
         if signal.getsignal(signal.SIGINT) is end_at_once:

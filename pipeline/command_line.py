@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,6 +268,8 @@ def parse(name: str, words: Sequence[str], below: str = "") -> argparse.Namespac
     parser = Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
     COMMANDS[name].arguments(parser)
     parser.set_defaults(command=name, below=below)
+    if any(re.fullmatch("(--[a-z-]+=)?", word) for word in words):  # --model '' is not as without --model
+        parser.error(f"{shlex.join(words)}: a word is empty; is a variable of the shell not set?")
     if name == "repro" and HELP.isdisjoint(words):  # its arguments are those of dvc repro
         return argparse.Namespace(command=name, below=below, arguments=[*words])
     arguments = parser.parse_args(words)

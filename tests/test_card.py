@@ -98,7 +98,9 @@ def test_no_name_is_a_mark_or_hides_others(page: str, copy: Path) -> None:
     for name in ("split.csv", "model.json", "predictions.csv", "LICENSE.txt"):
         (path,) = copy.rglob(name)
         path.write_text(path.read_text().replace("daisy", "|*dai\u202esy").replace("Zoë", "[Zoë\u202e]"))
+    set_params(copy, split__group="(a|b)`\u202e")
     text = write(copy)
+    assert row(text, "`split.group`") == [r"`` (a\|b)`\u202e ``", "`none`"]
     assert "\u202e" not in text
     assert len(row(text, r"\|\*dai\\u202esy")) == 4
     assert r"CC-BY by \[Zoë\\u202e\] &lt;b&gt;" in text

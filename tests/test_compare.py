@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
@@ -141,6 +142,8 @@ def test_after_photos_were_added_the_images_of_both_decide(tmp_path: Path, monke
     (tmp_path / "data/images" / photo.name).rename(tmp_path / "data/images/5.png")  # which y alone has right
     found = compare.compare_two(both[0], both[1], {}, params.Params())
     assert re.findall(r"[\d.]*\.\d+|\d+ of [xy]", "".join(found.lines())) == ["66.7", "0.031", "1 of x", "5 of y"]
+    secret = revision("z", params={"data.url": "https://me:pa55@example.org/a?token=w0rd", "train.lr": 1})
+    assert not re.search("pa55|w0rd", compare.as_json([secret], None))
     of_programs = json.loads(compare.as_json(both, found))
     assert [one["figures"]["macro_f1"] for one in of_programs["revisions"]] == [FIGURES["macro_f1"]] * 2
     assert {key: of_programs["test"][key] for key in ("images", "first_alone", "second_alone")} == {
@@ -229,9 +232,18 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(folder: Path) -> 
         stages = {"train": {"cmd": "", "outs": train}, "evaluate": {"cmd": "", **evaluate}}
         write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
         assert revision_of("workspace").figures == values
-    (folder / "metrics/train.json").write_text("{}")
-    with refuses(("metrics/train.json of workspace", "damaged")):
-        revision_of("workspace")
+    for name, text in ("metrics/train.json", "{}"), ("dvc.lock", "stages:\n"), ("params.yaml", "train: [\n"):
+        config = params.load().paths
+        (folder / name).write_text(text)
+        with refuses((f"{name} of workspace", "damaged")):
+            revisions.read("workspace", {}, config)
+
+
+def test_a_table_keeps_every_letter_of_a_name(tmp_path: Path) -> None:
+    """Some begin a line for Python, such as the one that an ellipsis of Windows becomes in a wrong encoding."""
+    names = ["a\x85.jpg", "b\u2028.jpg", "c\n.jpg", "d\x0c.jpg"]
+    files.write_csv(tmp_path / "table.csv", ["path"], [[name] for name in names])
+    assert [row["path"] for row in revisions._table(LocalFileSystem(), f"{tmp_path}/table.csv")] == names
 
 
 def test_a_remote_that_closes_its_connection_is_an_error() -> None:

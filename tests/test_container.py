@@ -112,7 +112,7 @@ case "$*" in
 info) test "$HAS_DAEMON" = yes || { echo "permission denied" >&2; exit 1; } ;;
 "compose version --short") echo "$VERSION" ;;
 "image inspect perennial") test "$HAS_IMAGE" = yes ;;
-"image ls --quiet perennial") test "$HAS_IMAGE" != yes || echo 0123456789ab ;;
+"image ls --quiet perennial" | "image ls --quiet host:5000/perennial") test "$HAS_IMAGE" != yes || echo 0123456789ab ;;
 esac
 """
 COMPLETE = {"HAS_DAEMON": "yes", "VERSION": "v2.39.1", "HAS_IMAGE": "yes", "NEEDED_GB": "0"}
@@ -128,6 +128,7 @@ TOOLS = ("docker", "nvidia-smi", "nvidia-ctk")
         ("run", {"HAS_DAEMON": "no"}, ("nvidia-ctk",), ("permission denied",)),
         ("build", {"NEEDED_GB": "999999", "HAS_IMAGE": "no"}, (), ("NEEDED_GB=",)),
         ("build", {"NEEDED_GB": "999999", "PERENNIAL_IMAGE": "perennial:test"}, (), ()),  # it reuses layers
+        ("build", {"NEEDED_GB": "999999", "PERENNIAL_IMAGE": "host:5000/perennial"}, (), ()),
         ("run", {"VERSION": "2.5.0"}, (), ("docker compose is 2.5.0",)),
         ("run", {"HAS_IMAGE": "no"}, TOOLS[1:], ("(nvidia-smi)", "(nvidia-ctk)", "make image")),
         ("run", {"HAS_IMAGE": "no", "PERENNIAL_IMAGE": "ghcr.io/one/perennial"}, (), ()),

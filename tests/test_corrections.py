@@ -48,7 +48,7 @@ def do_split(folder: Path, *lines: str, **changes: Any) -> split.Result:
 @pytest.mark.usefixtures("here")
 def test_a_table_is_read() -> None:
     """In every form that test_labels.py has."""
-    content = '\ufeffpath;label;reason\r\nCAT/1;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n'
+    content = '\ufeffpath;label;reason\r\nCAT/1;dog;"is a; \u200cdog"\r\n;;\r\ncat/2, b.png;exclude;\r\n'
     corrected = corrections.apply(read(content), LAYOUT)
     assert [file.label for file in corrected.layout.image_files] == ["dog", "cat", "dog", "dog"]
     assert corrected.reasons == {"cat/2, b.png": "excluded by hand"}

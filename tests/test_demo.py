@@ -9,7 +9,7 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.commands import demo
 from pipeline.studies import record
-from pipeline.versioning import dvc_lock
+from pipeline.versioning import children, dvc_lock
 from tests.conftest import PROJECT
 
 RESULTS = PROJECT / record.DEMO
@@ -32,6 +32,19 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
     assert demo.compare(committed, committed) == []
     lines = demo.compare({"a": "1", "b": "9", "d": "4"}, committed)
     assert [re.findall(r"\b\w\b|none", line) for line in lines] == [[*"b92"], ["c", "none", "3"], ["d", "4", "none"]]
+
+
+def test_hooks_and_signatures_of_the_user_do_not_end_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set for every repository, and would sign for `demo@localhost`, of whom nobody has a key."""
+    (tmp_path / "pre-commit").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "pre-commit").chmod(0o755)
+    settings = f"[commit]\ngpgsign = true\n[gpg]\nprogram = false\n[core]\nhooksPath = {tmp_path}\n"
+    (tmp_path / "gitconfig").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setattr(children, "run", lambda *_, **__: 0)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/a").touch()
+    assert demo.run(tmp_path / "copy") == 0
 
 
 def test_the_demo_has_its_own_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The page about all folds, looked at with a real browser."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,15 @@ def test_every_label_error_is_there_with_both_classes(study: Content, elements: 
         assert first == f"{rank}. label {names[one.label]} {100 * one.p_label:.1f}\u00a0%"
         assert second == f"suggested: {names[one.suggestion]} {100 * one.p_suggestion:.1f}\u00a0%"
         assert figure.attributes["data-path"] == study.predictions.paths[one.row]
+    odd = replace(  # a mark of direction, as photos of WhatsApp have it, and a letter that JSON has as it is
+        study.predictions,
+        paths=tuple(f"\u200e{path}" for path in study.predictions.paths),
+        classes=tuple(f"{name}\x85" for name in names),
+    )
+    page = parsed(folds_page.page(replace(study, predictions=odd, examples=folds_page.choose_examples(odd))))
+    worst, error = page.one(id="sheet").all("figure")[0].attributes, study.errors[0]
+    assert (worst["data-path"], worst["data-given"]) == (odd.paths[error.row], odd.classes[error.label])
+    assert json.loads(page.one(id="chosen").attributes["data-classes"]) == [*odd.classes]
 
 
 def test_a_page_of_very_many_stays_small(study: Content) -> None:

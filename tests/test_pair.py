@@ -62,6 +62,9 @@ def test_it_says_where_two_runs_disagree() -> None:
     many = parsed(page(run_of("a", [True] * 80, 2), run_of("b", [False] * 80, 2), []))
     assert len(shots(many, "Images that only a has right: the first 24 of 80")) == 24
     assert ("No setting differs." in many.text, shots(many, "Images that only b has right: 0")) == (True, [])
+    lost = parsed(page(second=replace(SECOND, history=[])))  # DVC has no history of it any more
+    assert HOSTILE in lost.one("section", id="curves").text
+    assert len(lost.all("svg", role="img")) == 1
 
 
 def test_every_figure_has_the_difference_and_shares_have_their_interval() -> None:

@@ -161,6 +161,7 @@ def test_no_project_is_made_over_other_files(installation: Path, tmp_path: Path)
         (lambda: Path("target/own").mkdir(parents=True), "target", ("FOLDER", "value")),
         (lambda: Path("file").write_text("own"), "file", ("FOLDER", "value")),
         (lambda: None, "installation/inside", ("FOLDER", "value")),
+        (lambda: None, "caf\udce9", ("FOLDER", "value")),
         (lambda: set_params(installation, train__epochs=3), "new", (str(installation), "differs")),
     ]
     for arrange, folder, fault in cases:

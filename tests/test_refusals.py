@@ -28,6 +28,7 @@ from pipeline.dataset.split_table import SPLITS
 from pipeline.evaluation import onnx_file
 from pipeline.learning.loss import balanced_weights
 from pipeline.models import network
+from pipeline.planning import forecast
 from pipeline.running import checkpoint_copy, launchers, rendezvous
 from pipeline.running.launch import placed_by_cluster
 from pipeline.running.runs import Run
@@ -479,9 +480,10 @@ ROWS: list[Row] = [
         ((None, None, 1, recipe(split__folds=2, train__lr__high=1)), "train.lr", "value"),
         ((None, None, 1, recipe(split__folds=2, train__precision="tf32")), "train.precision", "pair"),
     ),
+    ("no such recipe", lambda: folds.read_recipe("nope"), "--recipe", "unknown"),
     *rows(
         "a place of runs", lambda place: runner.slots(config(**place[0]), 1, place[1]),
-        (({}, "kubernetes"), "--on", "value"),
+        (({}, "kubernetes"), "--on", "value"), (({}, "slurm '--comment=a"), "--on", "value"),
         (({"train__parallel": "ddp", "run__processes": 2, "run__nodes": 2}, "slurm"), "run.launcher", "pair"),
     ),
     ("a machine without sbatch", lambda: os.environ.update(PATH="nowhere") or runner.slots(config(), 1, "slurm"),
@@ -494,6 +496,7 @@ ROWS: list[Row] = [
         "a model that is not there", predict_with, (Path("nowhere"), "nowhere", "missing"),
         (Path(), "model.json", "missing"), (None, "models/model.json", "missing"),
     ),
+    ("a folder without DVC and Git", forecast.forecast, "this folder", "missing"),
     ("copies of checkpoints behind a link", copies_behind_a_link, "run.checkpoint_copy", "machine"),
     ("a class without an image", lambda: balanced_weights({"a": 7, "b": 0}), "train.class_weights", "pair"),
     ("no BatchNorm to freeze", lambda: network.freeze_norm(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),

@@ -99,8 +99,6 @@ def test_a_folder_of_photos_is_read_where_it_is(
     assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
     with refuses(("--photos", "missing")):
         start.source(config, "nowhere")
-    with refuses(("--photos", "value")):  # a variable of a shell that is not set
-        start.main(Namespace(preset="", photos=""))
     Path("my photos").mkdir()
     with refuses(("paths.inbox", "value")):
         start.situation(config, "my photos")

@@ -21,7 +21,8 @@ from pipeline.command_line import COMMANDS
 from pipeline.config import document, params
 from pipeline.learning.world import World
 from pipeline.running import provenance
-from tests.conftest import PROJECT, read_params
+from pipeline.versioning import dvc_lock
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.terminals import on_terminal
 
 PARAMS = [sys.executable, "-m", "pipeline", "params"]
@@ -112,6 +113,38 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
     assert line.startswith("some: events: Input/output error; ")
 
 
+def test_a_letter_that_the_output_lacks_is_an_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a locale that is not UTF-8, or of a name that is not."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    write_params(tmp_path / "params.yaml", change(read_params(), paths__inbox="/photos→"))
+    done = run(tmp_path, *PARAMS, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r'"/photos\u2192"' in done.stdout
+
+
+def test_a_folder_in_which_dvc_cannot_work_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path is no UTF-8, as of a disk from before."""
+    (tmp_path / "caf\udce9").mkdir()
+    monkeypatch.chdir(tmp_path / "caf\udce9")
+    assert main(["plan"]) == 1
+    assert "caf\\udce9" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+def test_what_git_prints_may_be_no_utf_8() -> None:
+    """A name beside a training, where Git shows names as they are; and a dvc.lock that somebody has committed."""
+    Path("dvc.lock").write_bytes(b"\xff")
+    who = "-c user.name=a -c user.email=a@localhost"
+    for words in ("init --quiet", "config core.quotePath false", "add .", f"{who} commit --quiet -m a"):
+        subprocess.run(["git", *words.split()], check=True)
+    Path(os.fsdecode(b"\xe9")).touch()
+    Path("dvc.lock").unlink()
+    assert provenance._git("status", "--porcelain").splitlines() == [" D dvc.lock", "?? \ufffd"]
+    assert dvc_lock.committed() == {}
+
+
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk gives one line, and no second error when Python ends."""
     with Path("/dev/full").open("w") as full:
@@ -196,6 +229,8 @@ def test_a_command_says_what_it_does_before_its_slow_imports(tmp_path: Path) -> 
         (["--print-completion", "zsh"], 0, "sweep"),
         (["rerpo"], 2, "repro"),
         (["sweep", "--job", "x"], 2, "--job"),
+        (["start", "--photos", ""], 2, "--photos ''"),
+        (["folds", "--recipe="], 2, "--recipe="),
     ],
 )
 def test_the_program_lists_its_commands_and_names_the_nearest(

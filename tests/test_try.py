@@ -31,22 +31,30 @@ def without_figures(folder: Path) -> None:
     call(folder, "git", "-c", "user.name=a", "-c", "user.email=a@localhost", "commit", "--quiet", "-m", "Without")
 
 
+def with_new_file(folder: Path) -> None:
+    """A file that the next commit has, with a name that Git shows in quotes."""
+    (folder / "Gänse blümchen").touch()
+    call(folder, "git", "add", "Gänse blümchen")
+
+
 def nothing(_: Path) -> None:
     """The folder as it is."""
 
 
 REFUSED: list[tuple[tuple[str, ...], Callable[[Path], object], str, Kind]] = [
     (("warm", "train.lr"), nothing, "SETTING", "value"),
+    (("warm", "train.lr=0.1", "train.lr=0.2"), nothing, "SETTING", "value"),
     (("warm", "train.lr=[1"), nothing, "train.lr", "value"),
     (("warm", "train.lr=fast"), nothing, "train.lr", "value"),
     (("warm", "train.lrr=1"), nothing, "train.lrr", "unknown"),
     (("warm", "run.processes=2"), nothing, "run.processes", "pair"),
     (("warm", "train.lr=0.01"), nothing, "SETTING", "value"),
     (("workspace", "train.lr=1"), nothing, "NAME", "value"),
-    (("a b", "train.lr=1"), nothing, "NAME", "value"),
+    *(((name, "train.lr=1"), nothing, "NAME", "value") for name in ("HEAD", "a b", "a..b", "a.", "a.lock")),
     (LINE, lambda folder: set_params(folder, train__momentum=0.5), "params.yaml", "differs"),
     (LINE, lambda folder: (folder / "metrics/eval.json").write_text("{}"), "dvc.lock", "differs"),
     (LINE, lambda folder: (folder / "data/corrections.csv").write_text("x"), "data/corrections.csv", "differs"),
+    (LINE, with_new_file, "Gänse blümchen", "differs"),
     (LINE, without_result, "dvc.lock", "missing"),
     (LINE, without_figures, "dvc.lock", "missing"),
 ]
@@ -68,7 +76,7 @@ def test_a_refusal_comes_before_the_run_and_changes_nothing(finished_copy: Path)
 def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(
     finished_copy: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A start that has failed goes on with the same line. Files beside the run stay as they are."""
+    """A start that has failed, or was killed at its end, goes on with the same line. Other files stay as they are."""
     lock = (finished_copy / "dvc.lock").read_bytes()
     (finished_copy / "notes.txt").write_text("mine")
 
@@ -86,6 +94,9 @@ def test_the_result_is_kept_and_compared_and_the_folder_is_as_before(
         patch.setenv("MKL_CBWR", "COMPATIBLE")  # `train` refuses it
         assert attempt() != 0
     assert "0.02" in (finished_copy / "params.yaml").read_text()
+    assert attempt() == 0
+    capfd.readouterr()
+    call(finished_copy, "dvc", "exp", "apply", "warm")  # so a kill leaves the folder, right after the result is kept
     assert attempt() == 0
     done = capfd.readouterr().out
     table = done[done.index("\nexperiment ") :]

@@ -56,9 +56,7 @@ def commit_differences(stage_hashes: StageHashes, *others: str) -> list[Fault]:
     """The files that decide bytes, or are among `others`, and that are not as in the commit."""
     deps = {path for hashes in stage_hashes.values() for path in hashes["deps"]}
     decisive = {*DECISIVE, *others, *filter(is_inside, deps)}
-    lines = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
-    changed = {line[3:] for line in lines if line}  # a file that only the index lost has two lines
-    remedy = "commit it, or restore it"
+    changed, remedy = programs.changed("--", *sorted(decisive)), "commit it, or restore it"
     return [Fault(path, "differs from the commit", "differs", remedy=remedy) for path in sorted(changed)]
 
 

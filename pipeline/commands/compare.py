@@ -222,7 +222,8 @@ def album(config: Params, paths: Iterable[str]) -> Album:
 def as_json(all_of: Sequence[Revision], two: Verdict | None) -> str:
     """The revisions with all that is known of them, and the test of two, or the reason why there is none."""
     test = {"answer": two.answer, **(asdict(two.test) if two.test else {})} if two else None
-    return json.dumps({"revisions": [asdict(one) for one in all_of], "test": test}, indent=2, ensure_ascii=False)
+    content = {"revisions": [asdict(one) for one in all_of], "test": test}
+    return without_secrets(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def compare(names: Sequence[str], as_programs_read: bool) -> int:

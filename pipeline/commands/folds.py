@@ -105,10 +105,18 @@ def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     return DIFFERENT
 
 
+def read_recipe(name: str) -> Record:
+    """The recipe of this name. Raises UserError if there is none, and for a damaged one."""
+    paths = {path.stem: path for path in sorted(record.RECIPES.glob("*.json"))}
+    if name not in paths:
+        remedy = f"a copy of metrics/folds/summary.json in {record.RECIPES}/ is one"
+        raise UserError(Fault("--recipe", name, "unknown", allowed=", ".join(paths), remedy=remedy))
+    return record.read(paths[name])
+
+
 def folds(arguments: Namespace) -> int:
     """Run the study that the arguments ask for. Returns the exit status."""
-    config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
-    recipe = record.read(path) if path else None
+    config, recipe = params.load(), read_recipe(arguments.recipe) if arguments.recipe else None
     plan = make_plan(config, arguments.folds, arguments.seeds, arguments.jobs, recipe, arguments.on)
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {plan.folds} --seeds {len(plan.seeds)}"
     with store.study_folder("folds", "folds") as folder:

@@ -45,11 +45,13 @@ def forget(config: Params, words: Sequence[str], table: Path = corrections.FILE)
     The next run refuses a class that has too few images left.
     """
     rows = split_table.all_rows(Path(config.paths.split))
+    images = {row.path for row in rows}
     names = [(k, {"path": word.removeprefix(f"{config.paths.images}/")}) for k, word in enumerate(words, 1)]
-    paths, _, faults = user_table.match_paths("PHOTO", names, {row.path for row in rows})
+    paths, _, faults = user_table.match_paths("PHOTO", names, images)
     raise_if_any(replace(fault, remedy=f"{config.paths.split} has the names") for fault in faults)
     before = corrections.read(table)
-    lines = {cells["path"]: cells for _, cells in before.lines}
+    known, _, _ = user_table.match_paths(str(table), before.lines, images)  # a line may have a part of a path
+    lines = {path: cells for path, (_, cells) in zip(known, before.lines, strict=True)}
     excluded = {path for path, cells in lines.items() if cells["label"] == corrections.EXCLUDE}
     forgotten = [row for row in together(rows, paths) if row.path not in excluded]
     if not forgotten:

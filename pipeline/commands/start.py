@@ -1,7 +1,7 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
     perennial start                     shows the presets
-    perennial start good                writes this one: quick, scratch, good, best, modern, fast or apex
+    perennial start good                writes this one: quick, good, best, scratch, tutorial, modern, fast or apex
     perennial start good --photos /path/to/photos
     perennial start good --verbose      shows each changed setting and the parts of the time, too
     perennial start quick --photos torchvision/MNIST
@@ -216,6 +216,4 @@ def main(arguments: Namespace) -> int:
     if arguments.preset and arguments.preset not in NAMES:
         guess = did_you_mean(difflib.get_close_matches(arguments.preset, NAMES, n=1))
         raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES), remedy=guess))
-    if arguments.photos == "":  # a variable of a shell that is not set
-        raise UserError(Fault("--photos", "''", "value", allowed="a folder with images, torchvision/<name>"))
     return start(arguments.preset, arguments.photos or "", arguments.verbose)

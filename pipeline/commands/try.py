@@ -12,6 +12,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.base import files
@@ -21,32 +22,36 @@ from pipeline.config import document, params
 from pipeline.studies import revisions
 from pipeline.versioning import children, dvc_lock, programs
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+NAME = re.compile(r"(?!.*\.(\.|lock$|$))[A-Za-z0-9][A-Za-z0-9._-]{0,60}")  # Git takes it for a reference
+NAMES = "a new name of up to 61 letters, digits, '_', '-' and single '.' between them, that does not end with .lock"
 COMMIT = "git add . && git commit -m 'My model'"
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """Dotted key → value of words `key=value`, as DVC reads them. Raises UserError for another word."""
+    """Dotted key → value of words `key=value`, as DVC reads them. Raises UserError for another one, or a key twice."""
     values = {}
     for word in words:
         key, sign, text = word.partition("=")
-        if not sign:
-            raise UserError(Fault("SETTING", word, "value", allowed="key=value, such as train.lr=0.05"))
+        if not sign or key in values:
+            allowed = "key=value, such as train.lr=0.05, each key once"
+            raise UserError(Fault("SETTING", word, "value", allowed=allowed))
         values[key] = document.value_of(key, text)
     return values
 
 
-def begin(name: str, words: Sequence[str]) -> None:
-    """Write the settings into params.yaml.
+def begin(name: str, words: Sequence[str]) -> bool:
+    """Write the settings into params.yaml. Returns whether the experiment has them: the same line was killed after it.
 
     Raises UserError, and changes nothing, for a wrong name or setting, without a committed result, and if a file of
     the last commit is changed, unless params.yaml, dvc.lock or the metrics by an interrupted start of the same line.
     """
     config, values = params.load(), values_of(words)
-    is_taken = name in (revisions.HERE, *revisions.experiments())
-    if is_taken or not NAME.fullmatch(name):
-        allowed, remedy = "a new name of letters, digits, '.', '_' and '-'", "dvc exp list names the experiments"
-        raise UserError(Fault("NAME", name, "value", "it is taken" if is_taken else "", allowed, remedy))
+    taken = Fault("NAME", name, "value", "it is taken", NAMES, "dvc exp list names the experiments")
+    revision, state = revisions.experiments().get(name, ("", ""))
+    if not NAME.fullmatch(name):
+        raise UserError(replace(taken, reason=""))
+    if name in (revisions.HERE, "HEAD") or state in revisions.WITHOUT_FILES:
+        raise UserError(taken)
     raise_if_any(validity.faults(params.with_values(config, values), machine.read()))
     figures = programs.output("git", "ls-tree", "HEAD", "--", config.paths.metrics)
     if not figures or "evaluate" not in dvc_lock.committed():
@@ -58,28 +63,32 @@ def begin(name: str, words: Sequence[str]) -> None:
     tried, here = document.updated_text(committed, values), params.FILE.read_text(encoding="utf-8")
     if tried == committed:
         raise UserError(Fault("SETTING", " ".join(words), "value", "the last commit has it", "another value"))
-    status, results = ("git", "status", "--porcelain", "-uno", "--"), (str(dvc_lock.LOCK), config.paths.metrics)
-    others = programs.output(*status, ".", *(f":!{path}" for path in (str(params.FILE), *results))).splitlines()
+    if revision and programs.output("git", "show", f"{revision}:./{params.FILE}") != tried:
+        raise UserError(taken)
+    results = (str(dvc_lock.LOCK), config.paths.metrics)
+    others = programs.changed("-uno", "--", ".", *(f":!{path}" for path in (str(params.FILE), *results)))
     if others:  # such as corrected labels: the comparison would be of two changes
         remedy = f"keep the change: {COMMIT}, after perennial repro; or put it aside: git stash"
-        raise UserError(Fault(others[0][3:], "not as in the last commit", "differs", remedy=remedy))
-    changed = programs.output(*status, *results)
+        raise UserError(Fault(others[0], "not as in the last commit", "differs", remedy=remedy))
+    changed = programs.changed("-uno", "--", *results)
     if here not in (committed, tried) or (changed and here == committed):
         what = str(params.FILE if here != committed else dvc_lock.LOCK)
         remedy = f"keep the change: {COMMIT}; or give it up: git checkout . && perennial repro"
         raise UserError(Fault(what, "not as in the last commit", "differs", remedy=remedy))
     files.write_text(params.FILE, tried)
+    return bool(revision)
 
 
 def main(arguments: Namespace) -> int:
     """Run, keep the experiment, restore the folder, compare. Returns the exit status of what failed first, or 0."""
     name = arguments.name
-    begin(name, arguments.settings)
+    is_kept = begin(name, arguments.settings)
     program, environ = [sys.executable, "-m", "pipeline"], programs.environment() | {"DVC_EXP_NAME": name}
-    if status := children.run([*program, "repro"], env=environ):
+    if not is_kept and (status := children.run([*program, "repro"], env=environ)):
         print("try: to go on: the same line again; to give up: git checkout . && perennial repro", file=sys.stderr)
         return status
-    programs.dvc("exp", "save", "--name", name)
+    if not is_kept:
+        programs.dvc("exp", "save", "--name", name)
     metrics = params.load().paths.metrics
     programs.output("git", "checkout", "--quiet", "HEAD", "--", str(params.FILE), str(dvc_lock.LOCK), metrics)
     programs.dvc("checkout")

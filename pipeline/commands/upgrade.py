@@ -23,9 +23,9 @@ def check_clean() -> None:
     if releases.git("rev-parse", "--show-prefix"):
         remedy = "a project has a repository of its own: perennial new FOLDER"
         raise UserError(Fault("Git", "this project is a folder of another repository", "value", remedy=remedy))
-    if changed := releases.git("status", "--porcelain", "--untracked-files=no"):
+    if changed := programs.changed("--untracked-files=no"):
         remedy = "commit these files, then run again"
-        raise UserError(Fault("Git", f"changed: {releases.names_of(changed)}", "differs", remedy=remedy))
+        raise UserError(Fault("Git", f"changed: {', '.join(changed)}", "differs", remedy=remedy))
     if (branch := releases.git("rev-parse", "--abbrev-ref", "HEAD")) == releases.BRANCH:
         reason = "this branch has the releases as they are"
         raise UserError(Fault("Git", f"branch {branch}", "value", reason, "another branch", "git switch main"))

@@ -74,8 +74,8 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
 def _line_fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     """What is wrong with the label or the reason of a line; empty if nothing."""
     label = cells["label"]
-    if not cells.get("reason", "").isprintable():
-        return f"reason {cells['reason']!r:.40}: a line break or a control character"
+    if visible(reason := cells.get("reason", "")) != reason:
+        return f"reason {reason!r:.40}: a line break or a control character"
     if label == EXCLUDE and EXCLUDE in classes:
         return f"label {EXCLUDE!r} is a class here, too; rename the class"
     if label not in (EXCLUDE, *classes):

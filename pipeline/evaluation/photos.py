@@ -48,7 +48,8 @@ def received(source: str, folder: Path) -> Path:
     """
     from pipeline.sources import fetch  # here, because it imports a client of HTTP
 
-    target = Path(tempfile.mkdtemp(dir=folder), PurePosixPath(source).name)
+    name = PurePosixPath(source.partition("?")[0]).name[-60:]  # a signed query is longer than a name may be
+    target = Path(tempfile.mkdtemp(dir=folder), name)
     if source != "-":
         return fetch.download(source, target, "", fetch.IMAGE_BYTES, fetch.IMAGE)
     target.write_bytes(sys.stdin.buffer.read(fetch.IMAGE_BYTES) if sys.stdin else b"")
@@ -96,7 +97,7 @@ def load_images(
             refuse(error)
             continue
         except OSError as error:
-            refuse(_read_refusal(argument, error))
+            refuse(_read_refusal(argument, error), without_secrets(name))
             continue
         other_files = []  # files of a folder that are no images
         for path in paths:

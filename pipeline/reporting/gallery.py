@@ -94,4 +94,4 @@ def hard_answers(answers: Sequence[Answer]) -> HardAnswers:
 
 def choices(classes: Sequence[str]) -> str:
     """The classes that a person can choose from for an image, as JSON for the script of a page."""
-    return json.dumps(classes if len(classes) <= MOST_CHOICES else (), ensure_ascii=False)
+    return json.dumps(classes if len(classes) <= MOST_CHOICES else ())

@@ -39,6 +39,7 @@ def _page_environment() -> jinja2.Environment:
     environment.filters |= {
         "code": _code,
         "digest": _digest,
+        "exact": markupsafe.escape,  # for scripts, which give a name back
         "in_words": lambda names: Html(in_words([_name(name) for name in names])),
         "name": _name,
         "source": _source,
@@ -50,6 +51,7 @@ def _page_environment() -> jinja2.Environment:
 def _card_environment() -> jinja2.Environment:
     environment = _environment(autoescape=False)
     environment.filters |= {
+        "code": markdown_code,
         "in_words": lambda names: in_words([markdown(name) for name in names]),
         "markdown": markdown,
     }
@@ -82,6 +84,13 @@ def escape(value: object) -> Html:
 def markdown(value: str) -> str:
     """Text in which no letter is a mark of Markdown or HTML, in one line, and none hides or turns others."""
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(visible(" ".join(value.split())), quote=False))
+
+
+def markdown_code(value: str) -> str:
+    """Text in the letters of a terminal, also in a table: there a line divides cells, and in a code span, too."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
+    blank = " " * (len(ticks) > 1)
+    return ticks + blank + visible(value).replace("|", r"\|") + blank + ticks
 
 
 def _name(value: str) -> Html:

@@ -92,6 +92,7 @@ def write(
 def _git(*command: str) -> str:
     """The output of a git command; empty without git or a repository: provenance must not fail a run."""
     try:
-        return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(["git", *command], capture_output=True, text=True, errors="replace", check=True)
+        return done.stdout.rstrip()  # the first line of a status may begin with a blank
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -33,7 +33,7 @@ class Run:
     figures: Mapping[str, float]  # of eval.json and train.json; the seconds and images/s, if they are known here
     images: Mapping[str, int]  # of each part; 0 if that is not known
     predictions: Table
-    history: Table
+    history: Table  # without rows if neither DVC's cache nor its remote has the table
 
     def share(self, key: str) -> Share | None:
         """A figure with its 95 % interval, if it is a share of images whose number is known."""
@@ -80,7 +80,7 @@ def page(
         figures=_figures(runs),
         is_timed=all("seconds" in run.figures for run in runs),
         changed=changes,
-        curves=[_curve(runs, key, title) for key, title in CURVES],
+        curves=[_curve(runs, key, title) for key, title in CURVES if all(run.history for run in runs)],
         classes=_classes(runs),
         both_right=hits.count((True, True)),
         both_wrong=hits.count((False, False)),

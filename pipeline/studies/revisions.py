@@ -4,12 +4,13 @@ Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables
 """
 
 import csv
+import io
 import json
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pipeline.versioning import dvc_lock
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (perennial repro)"
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
+WITHOUT_FILES = (FAILED, "queued", "running")  # the states of an experiment whose files are those of its commit
 Table = list[dict[str, str]]
 
 
@@ -59,7 +61,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
     source = open_revision(revision)
     raw = _params(source, revision)
     settings = dict(document.leaves(document.with_defaults(raw, params.Params().model_dump(mode="json"))))
-    if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
+    if state in WITHOUT_FILES:
         return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:
         lock = Path(temporary) / dvc_lock.LOCK.name
@@ -67,9 +69,10 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
         lock.write_text(text, encoding="utf-8")
         if not text:
             return Revision(name, NO_RUN, settings)
-        stages = dvc_lock.read(lock)
+        with _named(lock.name, name):
+            stages = dvc_lock.read(lock)
+            ran_with = dvc_lock.params(lock)
         outs = dvc_lock.outputs(stages)
-        ran_with = dvc_lock.params(lock)
     texts = {kind: _text(source, str(figures.path(paths.metrics, kind))) for kind in figures.FILES}
     weights = f"{paths.models}/model.safetensors"
     model = outs.get(weights, "")
@@ -136,6 +139,16 @@ def _errors_of_connections() -> Iterator[None]:
         signal.signal(signal.SIGPIPE, handler)
 
 
+@contextmanager
+def _named(file: str, revision: str) -> Iterator[None]:
+    """Inside the block, the refusal of a copy names the file in the revision."""
+    try:
+        yield
+    except UserError as error:
+        faults = (replace(fault, key=f"{file} of {revision}", remedy=REMEDY) for fault in error.faults)
+        raise UserError(*faults) from None
+
+
 def bring(revision: str, path: str, target: Path) -> None:
     """Copy a file of a revision from Git, or from DVC's cache or remote. Raises UserError if there is none."""
     source = open_revision(revision)
@@ -152,7 +165,7 @@ def _text(source: DVCFileSystem, path: str) -> str:
 
 
 def _table(source: DVCFileSystem, path: str) -> Table:
-    return list(csv.DictReader(_text(source, path).splitlines(keepends=True)))
+    return list(csv.DictReader(io.StringIO(_text(source, path), newline="")))
 
 
 def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
@@ -160,7 +173,8 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
         path.write_bytes(_ask_dvc(lambda: source.cat_file(params.FILE.as_posix()), revision))
-        raw = document.read(path)
+        with _named(path.name, revision):
+            raw = document.read(path)
     if not isinstance(raw, dict):
         key = f"{params.FILE} of {revision}"
         raise UserError(Fault(key, "not a table of settings", "damaged", remedy="take another revision"))

@@ -26,7 +26,10 @@ POLL_SECONDS = 3.0  # between two questions to Slurm
 
 def sbatch(on: str, config: Params) -> tuple[str, ...]:
     """sbatch with the options in a value of --on: `slurm`, followed by options. Raises UserError for another value."""
-    name, *words = shlex.split(on) or [""]
+    try:
+        name, *words = shlex.split(on) or [""]
+    except ValueError:  # a quote that does not end
+        name = ""
     if name != NAME:
         raise UserError(Fault("--on", on, "value", allowed=f"{NAME}, '{NAME} --partition=gpu --time=2:00:00'"))
     if shutil.which("sbatch") is None:

@@ -17,6 +17,7 @@ from pipeline.answers import classify
 from pipeline.answers.classify import Request
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.base.text import visible
 from pipeline.config.params import Paths
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import LEAVE_OUT
@@ -73,7 +74,7 @@ def run(folder: Path, slots: Sequence[Slot]) -> None:
         reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
         raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
     trainings = [
-        Training(f"without{number}", {"split.leave_out": label}, f"without {label}")
+        Training(f"without{number}", {"split.leave_out": label}, f"without {visible(label)}")
         for number, label in enumerate(classes)
     ]
     print(f"folds: {len(trainings)} trainings, each without a class; {len(slots)} at a time", flush=True)
@@ -176,7 +177,7 @@ def describe(result: Result) -> str:
     """A result as a line of a terminal."""
     recognized, accepted = result.recognized, result.accepted
     return (
-        f"{'without ' + result.without if result.without else 'all together':<24} "
+        f"{'without ' + visible(result.without) if result.without else 'all together':<24} "
         f"recognized as none: {recognized.share:.3f} ({recognized.low:.3f} to {recognized.high:.3f}, "
         f"{recognized.images:,} images); known classes accepted: {accepted.share:.3f} ({accepted.low:.3f} to "
         f"{accepted.high:.3f}, {accepted.images:,} images); "

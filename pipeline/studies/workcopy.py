@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
+from pipeline.base.errors import missing
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.studies import slurm
@@ -38,11 +39,13 @@ class WorkCopy:
 def project_files(project: Path = Path()) -> list[Path]:
     """The project's files, relative to it: what Git tracks, as it is now, and code that is not committed yet.
 
-    A file that is removed, and a submodule, is not among them.
+    A file that is removed, and a submodule, is not among them. Raises UserError if params.yaml is not.
     """
     tracked = programs.output("git", "ls-files", "-z", cwd=project)
     new = programs.output("git", "ls-files", "-zo", "--exclude-standard", "--", CODE, params.Paths.mine, cwd=project)
     names = [Path(name) for name in f"{tracked}{new}".split("\0") if name]
+    if params.FILE not in names:
+        raise missing(project / params.FILE, "a copy has what Git tracks: git add . && git commit", "not in Git")
     compiled = [path.relative_to(project) for path in project.glob(COMPILED)]
     return [*(name for name in names if (project / name).is_symlink() or (project / name).is_file()), *compiled]
 
@@ -158,5 +161,6 @@ def _connect(folder: Path, values: Mapping[str, Any], user_folders: Collection[s
         if not path.is_absolute() and path.is_dir():
             files.link(folder / path, path)
     cache = os.path.relpath(_cache_of(Path.cwd()), (folder / ".dvc").resolve())
-    files.write_text(folder / ".dvc/config.local", f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n')
+    settings = f"[core]\n    no_scm = true\n[cache]\n    dir = '''{cache}'''\n"  # a folder may be named with quotes
+    files.write_text(folder / ".dvc/config.local", settings)
     return WorkCopy(folder, config)

@@ -206,10 +206,11 @@ def committed() -> StageHashes:
 
 def _committed_text() -> str:
     """The text of the dvc.lock of the last commit; empty if there is none, or it is not readable."""
-    shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
+    shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, check=False)
     with suppress(*UNREADABLE):
-        _whole(shown.stdout)
-        return shown.stdout
+        text = shown.stdout.decode()
+        _whole(text)
+        return text
     return ""
 
 

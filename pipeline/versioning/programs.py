@@ -27,6 +27,12 @@ def environment() -> dict[str, str]:
     return environ
 
 
+def check_folder(key: str, folder: Path) -> None:
+    """Raise UserError, about this key, for a folder in which DVC cannot work."""
+    if any("\udc80" <= letter <= "\udcff" for letter in str(folder)):  # a byte that is no UTF-8, as Python reads it
+        raise UserError(Fault(key, ascii(str(folder)), "value", "DVC needs a path in UTF-8", remedy="rename it"))
+
+
 def output(
     *command: str,
     cwd: Path | None = None,
@@ -61,8 +67,13 @@ def code_version(*pathspecs: str) -> str:
     Empty where there is no commit of Git.
     """
     commit = last_commit()
-    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs)
-    return f"{commit}-dirty" if changed else commit
+    return f"{commit}-dirty" if commit and changed("--", *pathspecs) else commit
+
+
+def changed(*words: str, cwd: Path | None = None) -> list[str]:
+    """The files that the status of Git names, with these options and pathspecs."""
+    lines = output("git", "status", "--porcelain", "-z", "--no-renames", *words, cwd=cwd).split("\0")
+    return list(dict.fromkeys(line[3:] for line in lines if line))  # a file that only the index lost has two lines
 
 
 def last_commit(cwd: Path | None = None) -> str:

@@ -18,16 +18,21 @@ from dvc_data.hashfile.meta import Meta
 from dvc_data.hashfile.tree import Tree
 
 from pipeline.base import schema
-from pipeline.base.errors import damaged, one_line
+from pipeline.base.errors import Fault, UserError, damaged, one_line
 from pipeline.versioning import changed_dvc, dvc_lock, programs
 
 
 @contextmanager
 def asked() -> Iterator[Repo]:
-    """DVC's repository, for questions."""
+    """DVC's repository, for questions. Raises UserError for a folder without one, or without Git."""
     changed_dvc.apply()
     os.environ.update(programs.environment())
-    with Repo() as repo, set_loggers_level(logging.WARNING):
+    try:
+        opened = Repo()
+    except DvcException as error:
+        remedy = "git clone the project; of its files alone: git init && git add . && git commit -m First"
+        raise UserError(Fault("this folder", one_line(error), "missing", remedy=remedy)) from None
+    with opened as repo, set_loggers_level(logging.WARNING):
         yield repo
 
 

@@ -89,15 +89,10 @@ def source_of(folder: Path, revision: str = "") -> Source:
         raise UserError(Fault(str(folder), revision, "unknown", "Git names no commit so", "a commit, branch or tag"))
     if git("ls-tree", commit, "--", str(RECORD), cwd=folder):
         commit = last_commit(folder, commit)
-    elif not revision and (changed := git("status", "--porcelain", "--", *CONTENT, cwd=folder)):
+    elif not revision and (changed := programs.changed("--", *CONTENT, cwd=folder)):
         reason, remedy = "a release is a commit", f"commit these files, or put them back (git -C {folder} status)"
-        raise UserError(Fault(str(folder), f"changed: {names_of(changed)}", "differs", reason, remedy=remedy))
+        raise UserError(Fault(str(folder), f"changed: {', '.join(changed)}", "differs", reason, remedy=remedy))
     return Source(Path(git("rev-parse", "--absolute-git-dir", cwd=folder)), commit)
-
-
-def names_of(status: str) -> str:
-    """The names of the files in the short status of Git."""
-    return ", ".join(line[3:] for line in status.splitlines())
 
 
 def write_files(source: Source, folder: Path) -> Release:
