@@ -93,7 +93,7 @@ def decode(
 
 
 def square_and_size(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
+    path: Path, size: int, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image as a square, uint8 [size, size, 3], and the width and height that it stands for.
 
@@ -105,7 +105,7 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decode(path, max_pixels, DRAFT * size, grey, sha256=sha256) as original:
+    with decode(path, draft=DRAFT * size, grey=grey, sha256=sha256) as original:
         return as_square(original, size, fit)
 
 
