@@ -252,14 +252,15 @@ def test_an_address_and_standard_input_are_images(
     """They have the answer of the file, under the name that was typed. What is no image is named without its query."""
     draw(tmp_path / "a.png")
     content = (tmp_path / "a.png").read_bytes()
-    bodies = {"/b.png?size=9": content, "/page.png?token=w0rd": b"<html>"}
+    signed = f"b.png?signature={'9' * 300}"
+    bodies = {f"/{signed}": content, "/page.png?token=w0rd": b"<html>"}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
     with server(lambda asked, _: reply(asked, bodies.get(asked.path, b""), 200 if asked.path in bodies else 404)) as (
         url, _,
     ):  # fmt: skip
         top = url.removesuffix("/photos.tgz")
-        names = (f"{tmp_path}/a.png", f"{top}/b.png?size=9", "-", f"{top}/page.png?token=w0rd", f"{top}/gone.png")
+        names = (f"{tmp_path}/a.png", f"{top}/{signed}", "-", f"{top}/page.png?token=w0rd", f"{top}/gone.png")
         page = tmp_path / "page.html"
         words = ["--model", "model.onnx", "--csv", "--html", f"{page}", *names]
         assert predict.main(parse("predict", words, below="models")) == 1

@@ -48,7 +48,8 @@ def received(source: str, folder: Path) -> Path:
     """
     from pipeline.sources import fetch  # here, because it imports a client of HTTP
 
-    target = Path(tempfile.mkdtemp(dir=folder), PurePosixPath(source).name)
+    name = PurePosixPath(source.partition("?")[0]).name[-50:]  # a file has at most 255 bytes; a query can have more
+    target = Path(tempfile.mkdtemp(dir=folder), name)
     if source != "-":
         return fetch.download(source, target, "", fetch.IMAGE_BYTES, fetch.IMAGE)
     target.write_bytes(sys.stdin.buffer.read(fetch.IMAGE_BYTES) if sys.stdin else b"")
