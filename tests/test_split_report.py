@@ -51,7 +51,7 @@ def test_tables_are_straight_with_letters_of_all_widths() -> None:
     """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
     assert {name: display_width(name) for name in WIDE} == WIDE
     split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate([*WIDE, "a\nb", "c" * 100])})[2:-1]
-    by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
+    by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in [*WIDE, "a\nb"]]
     tested = evaluate.table(eval_figures(0.5), by_class).splitlines()[:-1]
     compared = terminal.columns([[name, "0.5", "", "train.lr=1"] for name in WIDE])
     for table in (split, tested, compared):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.base import elementary, files
 from pipeline.base.errors import Fault, UserError, missing
-from pipeline.base.text import display_width, pad
+from pipeline.base.text import display_width, pad, visible
 from pipeline.config.params import Params
 from pipeline.dataset.packed import Packed
 from pipeline.evaluation import acceptance, figures, metrics, prediction_table
@@ -91,13 +91,14 @@ def write_acceptance(config: Params, weights: str, log_probs: NDArray[np.float64
 
 def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
-    width = max(display_width(name) for name in [*(row.name for row in by_class), "class"])
+    names = [visible(row.name) for row in by_class]
+    width = max(display_width(name) for name in [*names, "class"])
     return "\n".join(
         [
             f"{'class':{width}}  precision  recall     f1  images",
             *(
-                f"{pad(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
-                for row in by_class
+                f"{pad(name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
+                for name, row in zip(names, by_class, strict=True)
             ),
             f"test accuracy {test_figures.accuracy:.3f} (95 %: {test_figures.accuracy_low:.3f} to "
             f"{test_figures.accuracy_high:.3f}), "

@@ -22,6 +22,7 @@ import numpy as np
 
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import visible
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections, duplicates, findings, groups, split_report, splitting, suspects
@@ -224,7 +225,7 @@ def run(config: Params) -> None:
         f"to correct a label or to leave an image out, write a line into {corrections.FILE}"
     )
     for line in [*lines, *suspects.lines(suspicious, remedy)]:
-        print(f"split: {line}")
+        print(f"split: {visible(line)}")
 
 
 def main(_: Namespace) -> int:
