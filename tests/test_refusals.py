@@ -107,6 +107,11 @@ def parse(lines: dict[str, Any]) -> params.Params:
     return params.parse(change(read_params(), **{key.replace(".", "__"): value for key, value in lines.items()}))
 
 
+def load_params(content: str) -> None:
+    fill(Path(), {"params.yaml": content.encode()})
+    params.load()
+
+
 def check(case: tuple[dict[str, Any], Machine]) -> None:
     errors.raise_if_any(validity.faults(with_lines(**case[0]), case[1]))
 
@@ -323,6 +328,10 @@ ROWS: list[Row] = [
          "requirements/lock.txt", "machine"),
     ),
     *rows(
+        "a table in itself", load_params,
+        ("train: &a {x: *a}", "params.yaml", "damaged"), ("train: {crop_scale: &a [*a, 1]}", "params.yaml", "damaged"),
+    ),
+    *rows(
         "a param", parse,
         *(({key: value}, key, "value") for key, value in (
             ("train.parallel", "ddpp"), ("train.lr", "0.1"), ("train.lr", 0), ("train.lr", float("nan")),
@@ -338,6 +347,7 @@ ROWS: list[Row] = [
             ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
             *(("run.checkpoint_copy", text) for text in ("memory://x", "no://x", "file://x", " ", "$HOME/x", "")),
             ("split.group", "a\nb"), ("train.model", "\0"),
+            ("split.fractions.val", 1e-7), ("train.head_l2", 1e-7),  # what is computed from them is only rounding
         )),
         ({"train.crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),
         ({"train.crop_scale": [0.5]}, "train.crop_scale.1", "missing"),
