@@ -180,6 +180,17 @@ def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -
     assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
 
 
+@pytest.mark.parametrize(
+    ("names", "shares"),
+    [(SPLITS, ["71.1", "8.89", "20"]), (("train", "test"), ["80", "20"]), (("train", "val"), []), ((), [])],
+)
+def test_a_fold_has_the_shares_of_the_images_that_are_assigned(names: tuple[str, ...], shares: list[str]) -> None:
+    """Without a share where the data set gives the test images: they are those of each fold."""
+    line = split.fold_line(settings(folds=5, fold=2), splitting.Cut("", names))
+    assert re.findall(r"([\d.]+) %", line) == shares
+    assert "split.fold: 2, of 5 folds" in line
+
+
 def test_ignored_duplicates_are_kept_and_every_other_image_stays(small: Path) -> None:
     """No copy is left out. An image without a near duplicate is in the same split under both rules."""
     shutil.copyfile(small / "cat/0.png", small / "cat/copy.png")
