@@ -2,7 +2,8 @@
 
 Of an animation or a file with several pages, the first image is decoded; of a HEIC, its primary image. Colour profiles
 are not applied, as in torchvision. EXIF can turn an image, but damaged metadata excludes none. Grey with more than 8
-bits per value is scaled (data/grey.py). Of colour with 16 bits, the upper 8 bits are used.
+bits per value is scaled (data/grey.py). Of 16 bits of colour, or of grey beside an alpha channel, the
+upper 8 are used.
 
 All threads of a process share one budget of memory for the images that they decode (data/memory.py). The memory of an
 image is estimated from its header and reserved before decoding. An image that needs more than the whole budget is
