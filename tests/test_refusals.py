@@ -419,7 +419,8 @@ ROWS: list[Row] = [
         ("a.jpg", "inbox/cats/link", "value"), ("../dogs", "inbox/cats/link", "value"),
     ),
     *(("what cannot be listed", partial(list_inbox, make, name), key, "value") for make, name, key in (
-        (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
+        (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"),
+        (lambda path: path.symlink_to(path.name), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
         (lambda path: path.symlink_to("/dev/zero"), "z.jpg", "in/z.jpg"),
         (Path.touch, "\udcff.jpg", ascii("in/\udcff.jpg")), (Path.touch, "a\rb.jpg", repr("in/a\rb.jpg")),
     )),
