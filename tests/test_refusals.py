@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 
 from pipeline.answers import classify
@@ -513,6 +514,8 @@ ROWS: list[Row] = [
     ("no BatchNorm to freeze", lambda: network.freeze_norm(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),
      "train.freeze_norm", "pair"),
     ("a head without a vector", lambda: network.without_head(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),
+     "train.head", "pair"),
+    ("a head without a bias", lambda: network.without_head(torch.nn.Sequential(torch.nn.Linear(3, 2, False)), "a"),
      "train.head", "pair"),
 ]  # fmt: skip
 

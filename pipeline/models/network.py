@@ -102,11 +102,12 @@ def head_name(net: nn.Module) -> str:
 def without_head(net: nn.Module, name: str) -> nn.Module:
     """The model without its head, in evaluation mode: it maps images [n, 3, h, w] to features [n, d].
 
-    Raises UserError if the head of the model `name` is no linear layer, so that the features are no vector.
+    Raises UserError if the head of the model `name` is no linear layer, so that the features are no vector, or has no
+    bias, which a solution needs.
     """
     last = head(net)
-    if not isinstance(last, nn.Linear):
-        reason = f"the head of train.model: {name!r} is no linear layer, but {type(last).__name__}"
+    if not isinstance(last, nn.Linear) or last.bias is None:
+        reason = f"the head of train.model: {name!r} is no linear layer with a bias, but {last}"
         raise UserError(Fault("train.head", "solved", "pair", reason, "trained, or another model"))
     net.set_submodule(head_name(net), nn.Identity())
     return net.eval()
