@@ -120,6 +120,13 @@ def train_steps(net: nn.Module, steps: int) -> None:
         net.eval()
 
 
+def test_batchnorm_of_every_shape_keeps_its_statistics() -> None:
+    """Also that of vectors, which LeViT of timm has between its linear layers."""
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Dropout())
+    network.freeze_norm(net, "net")
+    assert [part.training for part in net.train()] == [False, False, True]
+
+
 def test_a_frozen_backbone_drops_nothing() -> None:
     """With a frozen backbone training sees the very features that evaluation sees, also in a copy and when wrapped."""
     net = network.build("efficientnet_b0", 3, seed=0)  # has drop-out, stochastic depth and BatchNorm

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
@@ -152,7 +153,7 @@ def freeze_norm(net: nn.Module, name: str) -> None:
 
     Raises UserError if the model `name` has no BatchNorm.
     """
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         reason = f"it does nothing for train.model: {name!r}, which has no BatchNorm"
         raise UserError(Fault("train.freeze_norm", "true", "pair", reason, "false, or another model"))
