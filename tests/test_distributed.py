@@ -63,6 +63,17 @@ def test_buffers_of_every_type_become_those_of_rank_0(monkeypatch: pytest.Monkey
             assert torch.equal(after[name], buffer)
 
 
+@pytest.mark.parametrize(("net", "times"), [(nn.BatchNorm2d(3), 0), (model_of(0), 1)], ids=["BatchNorm", "others"])
+def test_a_step_begins_with_the_buffers_of_rank_0(net: nn.Module, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are others than BatchNorm's, which no step reads: a resume has those of rank 0."""
+    calls: list[nn.Module] = []
+    monkeypatch.setattr(collectives, "broadcast_buffers", calls.append)
+    model = parallel.accumulating_model(net, ALONE, 3)
+    for number in model.share.microbatches:
+        with model.microbatch(number):
+            assert calls == [net] * times
+
+
 class GroupOfOne:
     """A process group of one process. It has no collective, so a call of one fails."""
 

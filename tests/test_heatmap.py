@@ -89,6 +89,13 @@ def test_a_bright_square_is_where_the_map_is_highest(tmp_path: Path) -> None:
         assert (written.size, written.mode, written.info) == ((SIDE, SIDE), "RGB", {})
 
 
+def test_a_picture_of_a_photo_with_the_longest_name_is_written(tmp_path: Path) -> None:
+    """Of two such photos both, under a part of the name."""
+    for _ in range(2):
+        assert heatmap.save(Image.new("RGB", (3, 3)), tmp_path, "é" * 125).is_file()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_colours_grow_lighter_step_by_step() -> None:
     """From blue to yellow, which every eye tells apart. A map that speaks against everywhere is dark blue."""
     colours = heatmap._colours().astype(int)

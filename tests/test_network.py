@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from pipeline.checks import rules
+from pipeline.checks import rules, validity
 from pipeline.config import model_names
 from pipeline.dataset.normalization import IMAGENET
 from pipeline.models import network
@@ -39,6 +39,17 @@ def test_the_list_and_the_normalizations_are_torchvisions() -> None:
         assert (list(found.mean), list(found.std)) == (list(wanted.mean), list(wanted.std)), name
         others += [name] if found != IMAGENET else []
     assert others == ["efficientnet_v2_l"]
+
+
+@pytest.mark.parametrize("name", validity.SMALLEST_SIDES)
+def test_a_smaller_side_than_the_least_is_an_error_of_torch(name: str) -> None:
+    """With the least side a model of this name gives logits."""
+    side = validity.SMALLEST_SIDES[name]
+    with torch.device("meta"):
+        net = network.build(next(model for model in model_names.MODELS if model.startswith(name)), 2, seed=0).eval()
+        assert net(torch.empty(2, 3, side, side)).shape == (2, 2)
+        with pytest.raises(RuntimeError, match=r"too small|greater than actual input size"):
+            net(torch.empty(2, 3, side - 1, side - 1))
 
 
 MOVES = {
@@ -107,6 +118,13 @@ def train_steps(net: nn.Module, steps: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         net.eval()
+
+
+def test_batchnorm_of_every_shape_keeps_its_statistics() -> None:
+    """Also that of vectors, which LeViT of timm has between its linear layers."""
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Dropout())
+    network.freeze_norm(net, "net")
+    assert [part.training for part in net.train()] == [False, False, True]
 
 
 def test_a_frozen_backbone_drops_nothing() -> None:

@@ -140,6 +140,7 @@ def test_heat_maps_and_onnx_are_made_or_refused_by_name(here: Path) -> None:
 
 
 IDLE = "class Idle(nn.Linear):\n    forward = lambda self, values: values\n"
+NAMED = "__import__('collections').OrderedDict({str(__import__('time').time_ns()): nn.PReLU()})"
 REFUSED = [  # train.model, a place of the example, what is there instead; kind and words of the refusal
     ("mine/net.py:smal", "", "", "unknown", "did you mean small?"),
     ("mine/nett.py:small", "", "", "missing", "did you mean net.py?"),
@@ -153,6 +154,7 @@ REFUSED = [  # train.model, a place of the example, what is there instead; kind 
     (MODEL, "32, classes)", "32, classes), nn.Unflatten(1, (1, 3))", "value", "train.crop: 32: for 2 images and 3 "),
     (MODEL, f"{POOL}nn.Linear(32", "nn.Flatten(), nn.Linear(8192", "value", "train.eval_crop: 36: "),
     (MODEL, "nn.ReLU()", "nn.PReLU(init=__import__('random').random())", "value", "random numbers"),
+    (MODEL, "nn.ReLU()", f"nn.Sequential({NAMED})", "value", "one seed"),
     (MODEL, BEGIN, f"{IDLE}{BEGIN}Idle(1, 1), ", "value", "no logit depends on 0.weight, 0.bias; "),
     (MODEL, "nn.BatchNorm2d(", "__import__('timm').layers.BatchNormAct2d(", "value", "train.sync_bn"),
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,14 @@ def test_a_missing_image_is_refused_and_the_earlier_output_stays(folder: Path, t
         do_prepare(folder, tmp_path / "packed")
     assert content(tmp_path / "packed") == before
     assert not files.partial(tmp_path / "packed").exists()
+
+
+def test_what_split_keeps_is_packed(folder: Path, tmp_path: Path) -> None:
+    """Also an image in a file that is longer than 8 bytes per pixel and 64 MB: one with many pages."""
+    before = do_prepare(folder, tmp_path / "packed")
+    os.truncate(folder / "images/b/3.png", 2**26 + 10_000)
+    write_split(folder)
+    assert do_prepare(folder, tmp_path / "packed") == before
 
 
 def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:

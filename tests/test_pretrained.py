@@ -186,6 +186,19 @@ def test_tensors_that_do_not_fit_are_refused_by_name(name: str, value: Tensor | 
     assert same(net.state_dict(), before)
 
 
+def test_of_a_head_of_several_layers_only_the_last_has_classes(tmp_path: Path) -> None:
+    """With more classes, a BatchNorm before it is loaded as the backbone is, and the last layer is new."""
+    model, part = "timm/repvit_m1", "head.head."
+    state = network.build(model, 3, seed=1).state_dict()
+    state = {name: value + 1 if "num_batches" in name else value for name, value in state.items()}
+    net = network.build(model, 4, seed=2)
+    new = net.state_dict()[f"{part}l.weight"].clone()
+    assert "3 classes there, 4 here" in pretrained.load_into(net, convert(tmp_path, state, model=model))
+    loaded = net.state_dict()
+    assert torch.equal(loaded[f"{part}l.weight"], new)
+    assert loaded[f"{part}bn.num_batches_tracked"] == 1
+
+
 def convert_with_names(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[str, Tensor]]:
     """A converted file of a model with these classes, and its tensors. `text`: metadata instead of the names."""
     state = small(len(classes)).state_dict()

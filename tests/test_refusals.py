@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 
 from pipeline.answers import classify
@@ -106,6 +107,11 @@ def config(**lines: Any) -> params.Params:
 
 def parse(lines: dict[str, Any]) -> params.Params:
     return params.parse(change(read_params(), **{key.replace(".", "__"): value for key, value in lines.items()}))
+
+
+def load_params(content: str) -> None:
+    fill(Path(), {"params.yaml": content.encode()})
+    params.load()
 
 
 def check(case: tuple[dict[str, Any], Machine]) -> None:
@@ -289,6 +295,9 @@ ROWS: list[Row] = [
         ({"train__eval_crop": 64, "prepare__fit": "crop"}, "train.eval_crop", "pair"),
         ({"train__crop_from": 32}, "train.crop_from", "pair"),
         ({"train__crop_from": 15}, "train.crop_from", "pair"),
+        ({"train__model": "vgg11", "train__eval_crop": 31}, "train.eval_crop", "pair"),
+        ({"train__model": "vgg11", "train__crop": 64, "train__crop_from": 31}, "train.crop_from", "pair"),
+        ({"train__model": "vgg11", "train__crop": 32}, "", ""), ({"train__crop": 16}, "", ""),
         ({"train__parallel": "ddp", "run__processes": 3}, "train.batch_size", "value"),
         ({"train__accumulation_steps": 16}, "train.batch_size", "value"),
         (ELASTIC | {"train__shards": 3}, "train.batch_size", "value"),
@@ -324,6 +333,10 @@ ROWS: list[Row] = [
          "requirements/lock.txt", "machine"),
     ),
     *rows(
+        "a table in itself", load_params,
+        ("train: &a {x: *a}", "params.yaml", "damaged"), ("train: {crop_scale: &a [*a, 1]}", "params.yaml", "damaged"),
+    ),
+    *rows(
         "a param", parse,
         *(({key: value}, key, "value") for key, value in (
             ("train.parallel", "ddpp"), ("train.lr", "0.1"), ("train.lr", 0), ("train.lr", float("nan")),
@@ -339,6 +352,7 @@ ROWS: list[Row] = [
             ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
             *(("run.checkpoint_copy", text) for text in ("memory://x", "no://x", "file://x", " ", "$HOME/x", "")),
             ("split.group", "a\nb"), ("train.model", "\0"),
+            ("split.fractions.val", 1e-7), ("train.head_l2", 1e-7),  # what is computed from them is only rounding
         )),
         ({"train.crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),
         ({"train.crop_scale": [0.5]}, "train.crop_scale.1", "missing"),
@@ -407,7 +421,8 @@ ROWS: list[Row] = [
         ("a.jpg", "inbox/cats/link", "value"), ("../dogs", "inbox/cats/link", "value"),
     ),
     *(("what cannot be listed", partial(list_inbox, make, name), key, "value") for make, name, key in (
-        (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
+        (lambda path: path.symlink_to("nowhere"), "z.jpg", "in/z.jpg"),
+        (lambda path: path.symlink_to(path.name), "z.jpg", "in/z.jpg"), (os.mkfifo, "z.jpg", "in/z.jpg"),
         (lambda path: path.symlink_to("/dev/zero"), "z.jpg", "in/z.jpg"),
         (Path.touch, "\udcff.jpg", ascii("in/\udcff.jpg")), (Path.touch, "a\rb.jpg", repr("in/a\rb.jpg")),
     )),
@@ -502,6 +517,8 @@ ROWS: list[Row] = [
     ("no BatchNorm to freeze", lambda: network.freeze_norm(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),
      "train.freeze_norm", "pair"),
     ("a head without a vector", lambda: network.without_head(network.build(SQUEEZENET, 3, seed=0), SQUEEZENET),
+     "train.head", "pair"),
+    ("a head without a bias", lambda: network.without_head(torch.nn.Sequential(torch.nn.Linear(3, 2, False)), "a"),
      "train.head", "pair"),
 ]  # fmt: skip
 

@@ -31,6 +31,9 @@ from tests.helpers.datasets import Counts, Rows, do_split, left_out, put, reason
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
 
 
+WIDE = "\x1b[31mwide"  # the name of an image that a terminal would act on
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Two classes of ten images, and beside them a table of corrections without a line."""
@@ -98,7 +101,8 @@ def test_the_stage_writes_the_table_and_the_counts(
 
     A row has the size after decoding, the hash of the pixels, the perceptual hash, and the group.
     """
-    datasets.noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
+    page = datasets.noise_image(77).resize((40, 24))
+    page.save(small / f"dog/{WIDE}.png", "TIFF", save_all=True, append_images=[page])
     put(small / "dog/z near.png", 101, side=48)
     (small / "dog/empty.png").write_bytes(b"")
     config = params.parse(on_cpu(raw, split__min_side=16))
@@ -113,9 +117,10 @@ def test_the_stage_writes_the_table_and_the_counts(
     line, *others = capsys.readouterr().out.splitlines()
     assert re.findall(r"\d+", line) == ["23", *(str(of[name]) for name in SPLITS), "1"]
     assert any("1 empty" in line and "dog/empty.png" in line for line in others)
+    assert any("several images in one file" in line and r"(first: dog/\x1b[31mwide.png)" in line for line in others)
     table = {row["path"]: row for row in rows}
-    wide, near, empty, same = (table[f"dog/{name}.png"] for name in ("wide", "z near", "empty", "101"))
-    with Image.open(small / "dog/wide.png") as image:
+    wide, near, empty, same = (table[f"dog/{name}.png"] for name in (WIDE, "z near", "empty", "101"))
+    with Image.open(small / f"dog/{WIDE}.png") as image:
         assert wide["phash"] == f"{duplicates.perceptual_hash(image.convert('RGB')):016x}"
     assert (wide["class"], wide["reason"], wide["width"], wide["height"]) == ("dog", "", "40", "24")
     assert wide["group"] == wide["pixels"][:16]
@@ -173,6 +178,17 @@ def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -
     assert sum(share.values()) == 1
     # So fold 0 of 10 has the images of the default params.
     assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
+
+
+@pytest.mark.parametrize(
+    ("names", "shares"),
+    [(SPLITS, ["71.1", "8.89", "20"]), (("train", "test"), ["80", "20"]), (("train", "val"), []), ((), [])],
+)
+def test_a_fold_has_the_shares_of_the_images_that_are_assigned(names: tuple[str, ...], shares: list[str]) -> None:
+    """Without a share where the data set gives the test images: they are those of each fold."""
+    line = split.fold_line(settings(folds=5, fold=2), splitting.Cut("", names))
+    assert re.findall(r"([\d.]+) %", line) == shares
+    assert "split.fold: 2, of 5 folds" in line
 
 
 def test_ignored_duplicates_are_kept_and_every_other_image_stays(small: Path) -> None:

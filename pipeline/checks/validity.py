@@ -35,6 +35,11 @@ RESERVED = frozenset({  # the paths of the project's own files and of the stages
 # The oldest GPU that the locked torch has code for, and the newest generation; a test asks torch.
 LOWEST_CAPABILITY, NEWEST_GENERATION = (7, 5), 12  # Turing, Blackwell
 APEX = (*APEX_LEVELS, "apex_ddp", "apex", "fused_sgd")  # the values of settings that need Apex
+# The begin of the names of torchvision's models → the least side in pixels; a test tries it. The others take any side.
+SMALLEST_SIDES = {
+    "alexnet": 63, "convnext": 32, "densenet": 29, "inception_v3": 75, "squeezenet1_0": 21, "squeezenet1_1": 17,
+    "vgg": 32,
+}  # fmt: skip
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -183,6 +188,11 @@ def _model(train: Train) -> Iterator[Fault]:
         guess = did_you_mean(near) or "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"
         yield Fault("train.model", short_text(train.model), "unknown", reason, remedy=guess)
+    least = next((side for name, side in SMALLEST_SIDES.items() if train.model.startswith(name)), 0)
+    for key in ("crop_from" if train.crop_from else "crop", "eval_crop"):
+        if (side := getattr(train, key)) < least:
+            reason = f"in train.model: {train.model!r} nothing is left of so small an image"
+            yield Fault(f"train.{key}", str(side), "pair", reason, f"{least} or more, or another model")
 
 
 def _ranges(train: Train) -> Iterator[Fault]:

@@ -39,7 +39,9 @@ def read(path: Path) -> Any:
     remedy = f"run from the project's folder, or restore the file (git checkout {path.name})"
     # For a value that does not exist, such as May 99, the parser raises any exception.
     with schema.reading(path, remedy, Exception):
-        return YAML(typ="safe", pure=True).load(path.read_bytes())
+        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+        with_tuples(content)  # raises RecursionError for an alias of a table that it is in
+        return content
 
 
 def value_of(key: str, text: str) -> Any:

@@ -129,9 +129,9 @@ class Data(Section):
 
 
 class Fractions(Section):
-    train: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    val: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    test: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    train: Annotated[float, Field(ge=1e-6, lt=1)] = 0.8  # splitting.py counts in millionths
+    val: Annotated[float, Field(ge=1e-6, lt=1)] = 0.1
+    test: Annotated[float, Field(ge=1e-6, lt=1)] = 0.1
 
 
 class Split(Section):
@@ -162,7 +162,7 @@ class Train(Section):
     freeze_backbone: bool = False
     freeze_norm: bool = False
     head: Literal["trained", "solved"] = "trained"
-    head_l2: Factor = 0.5
+    head_l2: Annotated[float, Field(ge=1e-6, le=1000)] = 0.5  # far below, the solution is lost in rounding
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     class_weights: Literal["none", "balanced"] = "none"

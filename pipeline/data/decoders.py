@@ -197,7 +197,8 @@ def refusal(path: Path, error: Unusable, max_pixels: int, min_side: int) -> Refu
         remedy = "give the original; to get an answer all the same: predict --min-side 1"
         return Refused(Fault(str(path), "too small", "value", size, f"{allowed} (split.min_side)", remedy))
     if reason == TOO_LARGE:
-        size = f"{error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes"
+        pixels = f"{error.size[0]} × {error.size[1]} pixels, " if any(error.size) else ""  # else its header is not read
+        size = f"{pixels}{path.stat().st_size:,} bytes"
         allowed = (
             f"up to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
             f"{memory.largest_file(max_pixels):,} bytes"

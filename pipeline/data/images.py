@@ -2,7 +2,8 @@
 
 Of an animation or a file with several pages, the first image is decoded; of a HEIC, its primary image. Colour profiles
 are not applied, as in torchvision. EXIF can turn an image, but damaged metadata excludes none. Grey with more than 8
-bits per value is scaled (data/grey.py). Of colour with 16 bits, the upper 8 bits are used.
+bits per value is scaled (data/grey.py). Of 16 bits of colour, or of grey beside an alpha channel, the
+upper 8 are used.
 
 All threads of a process share one budget of memory for the images that they decode (data/memory.py). The memory of an
 image is estimated from its header and reserved before decoding. An image that needs more than the whole budget is
@@ -93,7 +94,7 @@ def decode(
 
 
 def square_and_size(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
+    path: Path, size: int, grey: Grey = "full", sha256: str = "", fit: Fit = "none"
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image as a square, uint8 [size, size, 3], and the width and height that it stands for.
 
@@ -105,7 +106,7 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decode(path, max_pixels, DRAFT * size, grey, sha256=sha256) as original:
+    with decode(path, draft=DRAFT * size, grey=grey, sha256=sha256) as original:
         return as_square(original, size, fit)
 
 

@@ -1,8 +1,9 @@
 """The algorithm of the split: a pure function from images to the split of each.
 
 Near duplicates form a group, and a group is in one split. This split is a function of a seeded hash of the group alone.
-So an image changes its split only when a near duplicate of it is added. The cost: the splits have the fractions only on
-average. With `split.stratify` each class has the fractions, and an added image may move a few others of its class.
+So an image changes its split only when a near duplicate of it is added, or if it was moved to fill an empty split
+(`assign`). The cost: the splits have the fractions only on average. With `split.stratify` each class has the fractions,
+and an added image may move a few others of its class.
 
 If the data set has a split without val or test, the missing part is cut in the same way from the images in train. Given
 val and test images are not moved. A near duplicate of one of them is not cut from train, so that a new part has no near

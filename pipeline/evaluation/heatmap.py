@@ -7,6 +7,7 @@ probability, so a map here is relative: what a place adds to the logit of the cl
 logit of all classes.
 """
 
+import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -108,6 +109,7 @@ def save(picture: Image.Image, folder: Path, stem: str) -> Path:
 
     It is not compressed, because zlib compresses to other bytes on other kinds of CPU.
     """
+    stem = os.fsdecode(os.fsencode(stem)[:200])  # a name has at most 255 bytes, and is longer while it is written
     names = (f"{stem}{f'-{number}' if number > 1 else ''}.png" for number in count(1))
     path = next(path for path in map(folder.joinpath, names) if not path.exists())
     with files.atomic_file(path) as temporary:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.learning import collectives
 from pipeline.learning.elastic import Elastic
 from pipeline.learning.world import World
 from pipeline.loader.sampler import Share
@@ -32,10 +34,16 @@ def accumulating_model(model: nn.Module, world: World, microbatches: int) -> Par
 
     torch's DDP exchanges gradients only in the backward pass of the last microbatch. Apex's exchanges in each one:
     that gives the same sum and takes longer.
+    A network of the user's own may read other buffers than those of BatchNorm when it trains. A checkpoint has those of
+    rank 0, so each step begins with them.
     """
     share = Share(world.share(microbatches), microbatches)
+    parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
+    has_state = any(True for part in parts for _ in part.buffers(recurse=False))
 
     def microbatch(number: int) -> AbstractContextManager[Any]:
+        if has_state and number == share.microbatches[0]:
+            collectives.broadcast_buffers(model)
         if isinstance(model, DistributedDataParallel) and number != share.microbatches[-1]:
             return model.no_sync()
         return nullcontext()

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import Fault, UserError
@@ -102,11 +103,12 @@ def head_name(net: nn.Module) -> str:
 def without_head(net: nn.Module, name: str) -> nn.Module:
     """The model without its head, in evaluation mode: it maps images [n, 3, h, w] to features [n, d].
 
-    Raises UserError if the head of the model `name` is no linear layer, so that the features are no vector.
+    Raises UserError if the head of the model `name` is no linear layer, so that the features are no vector, or has no
+    bias, which a solution needs.
     """
     last = head(net)
-    if not isinstance(last, nn.Linear):
-        reason = f"the head of train.model: {name!r} is no linear layer, but {type(last).__name__}"
+    if not isinstance(last, nn.Linear) or last.bias is None:
+        reason = f"the head of train.model: {name!r} is no linear layer with a bias, but {last}"
         raise UserError(Fault("train.head", "solved", "pair", reason, "trained, or another model"))
     net.set_submodule(head_name(net), nn.Identity())
     return net.eval()
@@ -151,7 +153,7 @@ def freeze_norm(net: nn.Module, name: str) -> None:
 
     Raises UserError if the model `name` has no BatchNorm.
     """
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         reason = f"it does nothing for train.model: {name!r}, which has no BatchNorm"
         raise UserError(Fault("train.freeze_norm", "true", "pair", reason, "false, or another model"))

@@ -73,7 +73,9 @@ def _reason(settings: Train, net: nn.Module, again: nn.Module) -> str:
     """What is wrong with a network, or empty. `again`: another one from the same seed."""
     state, others = net.state_dict(), again.state_dict()
     layout = torch.channels_last if settings.memory_format == "channels_last" else torch.contiguous_format
-    if not all(isinstance(value, Tensor) and torch.equal(value, others[name]) for name, value in state.items()):
+    if state.keys() != others.keys() or not all(
+        isinstance(value, Tensor) and torch.equal(value, others[name]) for name, value in state.items()
+    ):
         return "one seed gives different weights; take random numbers from torch alone"
     norms = {type(part).__module__ for part in net.modules() if isinstance(part, _BatchNorm)}
     if settings.sync_bn != "none" and norms - {_BatchNorm.__module__}:

@@ -231,8 +231,10 @@ def present_name(name: str) -> str:
 
 
 def _head_names(net: nn.Module) -> list[str]:
-    """The names of the head's tensors."""
-    return [f"{network.head_name(net)}.{part}" for part in network.head(net).state_dict()]
+    """The names of the head's tensors that have a row for each class: in timm, a head may have more layers."""
+    name, tensors = network.head_name(net), network.head(net).state_dict()
+    classes = [len(value) for value in tensors.values() if value.ndim > 1][-1]
+    return [f"{name}.{part}" for part, value in tensors.items() if value.shape[:1] == (classes,)]
 
 
 def _prefix(names: Collection[str], needed: Sequence[str]) -> str:

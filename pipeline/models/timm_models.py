@@ -63,6 +63,10 @@ def faults(settings: Train) -> list[Fault]:
     if not _names_its_head(net, other):
         reason = "timm does not name one layer that gives the classes, so the head is not known"
         return [Fault("train.model", model, "value", reason, "another model")]
+    parts = [part for part in head(net).modules() if any(True for _ in part.parameters(recurse=False))]
+    if settings.temperature == "fitted" and not (len(parts) == 1 and isinstance(parts[0], nn.Linear | nn.Conv2d)):
+        reason = f"the head of train.model: {model!r} is not one linear layer, whose weights can take a factor"
+        return [Fault("train.temperature", "fitted", "pair", reason, "none, or another model")]
     crop_sides = [(resolution.key_of(settings, side), side) for side in resolution.sides_of_training(settings)]
     for key, side in (*crop_sides, ("eval_crop", settings.eval_crop)):
         if reason := _side_fault(net, side):

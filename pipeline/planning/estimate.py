@@ -81,8 +81,7 @@ def reading_seconds(config: Params, survey: Survey) -> float:
     def read(path: Path) -> None:
         info = images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
         if not info.reason:
-            pixels = info.width * info.height
-            images.square_and_size(path, packing.size, pixels, packing.grey, fit=packing.fit)
+            images.square_and_size(path, packing.size, packing.grey, fit=packing.fit)
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
     workers = config.run.decoding_threads

@@ -175,9 +175,10 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
         if files.is_junk(Path(path.name)) or is_from_dvc_add(path, top):
             continue
         check_name(path, name)
-        if entry.is_dir():
+        target = path if entry.is_symlink() else entry  # an entry raises OSError for a link to itself
+        if target.is_dir():
             yield from _walk(path, top, (*above, real_folder))
-        elif entry.is_file():
+        elif target.is_file():
             yield name
         else:
             value, remedy = "neither a file nor a folder (a broken link?)", "remove it, or put the file there"

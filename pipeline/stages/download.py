@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
-from pipeline.base.text import in_words
+from pipeline.base.text import in_words, visible
 from pipeline.config.params import Params
 from pipeline.running import frame
 from pipeline.sources import archive, fetch, originals, synthetic, torchvision_sets
@@ -34,7 +34,7 @@ def list_images(config: Params, images: Path) -> None:
     with files.atomic_folder(images) as folder:
         number, size = originals.write_manifest(inbox, folder, config.run.decoding_threads)
     print(f"download: {number:,} files, {size:,} bytes stay in {inbox}; {images / originals.MANIFEST} lists them")
-    if links := [str(path) for path in originals.links(inbox) if path.is_dir()]:
+    if links := [visible(str(path)) for path in originals.links(inbox) if path.is_dir()]:
         print(
             f"download: links to folders are followed ({in_words(links, 3)}), but DVC notices no change in them; "
             f"after such a change: perennial repro --force --single-item download, then perennial repro"

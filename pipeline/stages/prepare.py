@@ -30,8 +30,7 @@ def prepare(source: Originals, kept_csv: Path, output: Path, settings: params.Pr
     def resize(row: ImageRow) -> NDArray[np.uint8]:
         path, sha256 = source.file(row.path)
         try:
-            pixels = row.width * row.height
-            return images.square_and_size(path, size, pixels, settings.grey, sha256, settings.fit)[0]
+            return images.square_and_size(path, size, settings.grey, sha256, settings.fit)[0]
         except FileNotFoundError:
             raise originals.missing_image(path) from None
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import visible
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections, duplicates, findings, groups, split_report, splitting, suspects
@@ -188,10 +189,14 @@ def summary(
     }
 
 
-def fold_line(settings: params.Split) -> str:
-    """Which fold this is, and its shares, in words."""
-    train, val, test = (f"{name} {float(100 * share):.3g} %" for name, share in splitting.shares(settings).items())
-    return f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1}): {train}, {val}, {test}"
+def fold_line(settings: params.Split, cut: Cut) -> str:
+    """Which fold this is, and the shares of the images that are assigned, in words."""
+    fold = f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1})"
+    if "test" not in cut.splits:
+        return f"{fold}: it changes no test image, because the data set gives them"
+    others = {name: share for name, share in splitting.shares(settings).items() if name in cut.splits[1:]}
+    shares = {"train": 1 - sum(others.values()), **others}
+    return f"{fold}: {', '.join(f'{name} {float(100 * share):.3g} %' for name, share in shares.items())}"
 
 
 def run(config: Params) -> None:
@@ -212,7 +217,7 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
-    lines = [fold_line(config.split)] if config.split.folds > 1 else []
+    lines = [fold_line(config.split, splitting.find_cut(layout.image_files))] if config.split.folds > 1 else []
     lines += split_report.lines(layout, counts, excluded)
     if config.split.folds == 1 and (note := split_report.few_test_images(counts["classes"])):
         lines.append(note)
@@ -224,7 +229,7 @@ def run(config: Params) -> None:
         f"to correct a label or to leave an image out, write a line into {corrections.FILE}"
     )
     for line in [*lines, *suspects.lines(suspicious, remedy)]:
-        print(f"split: {line}")
+        print(f"split: {visible(line)}")
 
 
 def main(_: Namespace) -> int:
