@@ -210,6 +210,7 @@ def test_choices_are_there_after_a_reload(
         choices, bar = page.locator("#labels .shot select"), page.locator("#chosen")
         choices.nth(0).select_option("exclude")
         choices.last.select_option("exclude")
+        page.wait_for_timeout(1000)  # a process of Chromium tells the others later what it stores: seen under load
         page.reload()
         assert [choices.nth(0).input_value(), choices.nth(1).input_value(), choices.last.input_value()] == [
             "exclude", "", "exclude"
