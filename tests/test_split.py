@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections, duplicates, splitting
+from pipeline.data import duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.splitting import Assignment
@@ -29,13 +29,6 @@ from tests.helpers import datasets
 from tests.helpers.datasets import Counts, Rows, do_split, left_out, put, reasons, settings, splits_by_path, two_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Two classes of ten images, and beside them a table of corrections without a line."""
-    files.write_text(tmp_path / corrections.FILE, corrections.EMPTY)
-    return two_classes(tmp_path / "data/images")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +85,7 @@ def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
 
 
 def test_the_stage_writes_the_table_and_the_counts(
-    small: Path, here: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    small: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """split.csv, one row per file, and the tables of counts, which the first line repeats; the same bytes again.
 
