@@ -22,7 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 from tqdm import tqdm
 
-from pipeline.base import linux
+from pipeline.base import files, linux
 from pipeline.config.params import Params, Paths
 from tests.helpers import starts
 
@@ -34,7 +34,6 @@ gc.set_threshold(100_000, 50, 50)  # as pipeline/__main__.py does: importing all
 
 PROJECT = Path(__file__).resolve().parents[1]
 PHOTOS = PROJECT / "tests/data/flower_photos"
-MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
 
 # The folders of tests lie in memory, if there is room. `perennial repro` syncs the whole file system after each stage.
 # On a disk a sync takes system time, and waits for what other programs have written: the tests of CI took 560 s of CPU
@@ -167,14 +166,6 @@ def archive(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def hundreds() -> Path:
-    """The archive of 735 original photos; a test for which forty are too few is skipped where it is missing."""
-    if not MINI.is_file():
-        pytest.skip(f"needs hundreds of real photos ({MINI.name}), which the project does not contain")
-    return MINI
-
-
 def made_once(tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], object]) -> Path:
     """A folder that `make(folder)` fills, once for all workers. Tests copy it."""
     top = tmp_path_factory.getbasetemp()
@@ -236,6 +227,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, which is empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def small(here: Path) -> Path:
+    """Two classes of ten images in the current folder, and a table of corrections without a line."""
+    from pipeline.data import corrections
+    from tests.helpers.datasets import two_classes
+
+    files.write_text(corrections.FILE, corrections.EMPTY)
+    return two_classes(here / "data/images")
 
 
 @pytest.fixture

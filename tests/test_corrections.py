@@ -16,7 +16,7 @@ from pipeline.sources.originals import Originals
 from pipeline.sources.user_table import Table
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
-from tests.helpers.datasets import reasons, settings, splits_by_path, two_classes
+from tests.helpers.datasets import reasons, settings, splits_by_path
 from tests.helpers.refusals import refuses
 
 LAYOUT = Layout(
@@ -24,12 +24,6 @@ LAYOUT = Layout(
     ["cat", "dog"],
     "class folders",
 )
-
-
-@pytest.fixture
-def small(here: Path) -> Path:
-    """Two classes of ten images, in the current folder."""
-    return two_classes(here / "data/images")
 
 
 def read(content: str) -> Table:

@@ -37,7 +37,7 @@ from pipeline.studies.record import Part, Record
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, set_params, write_params
 from tests.helpers import starts
-from tests.helpers.damage import Damage, cut, flip, put, swap
+from tests.helpers.damage import Damage, cut, flip, overwrite, put, swap
 from tests.helpers.refusals import refuses
 
 SPLIT = """path,class,split,reason,width,height,pixels,phash,group
@@ -104,10 +104,6 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "w", symlinks=True))
 
 
-def make_empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -161,7 +157,7 @@ def of_figures(name: str, share: str) -> tuple[Damage, ...]:
 
 
 LAST_BIT = partial(flip, at=-4)  # one number differs by a rounding
-BY_ANYBODY: tuple[Damage, ...] = (cut, make_empty, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
+BY_ANYBODY: tuple[Damage, ...] = (cut, overwrite, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
 VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
 # By path: what is refused, besides what befalls any file.
 DAMAGES: dict[str, tuple[Damage, ...]] = {
@@ -265,11 +261,11 @@ WHOLE = (".npy", ".json", ".safetensors", ".pth", ".pt", ".bin", ".sha256")  # a
 NONE = (a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)  # no file is at this place
 VALUES: dict[str, tuple[Damage, ...]] = {  # what befalls any file, and is no damage of this one
     **dict.fromkeys(("metrics/history.csv", "tried.yaml"), (cut,)),  # a part of it is as good
-    "metrics/calibration.csv": (cut, make_empty),
+    "metrics/calibration.csv": (cut, overwrite),
     "runs/1/provenance.json": (its_folder_a_file, Path.unlink),  # then no run has finished
     "runs/1/checkpoint.pt": (its_folder_a_file, Path.unlink, a_pipe, endless),
-    "models/acceptance.json": NONE, "images/.manifest.csv": (cut, make_empty, *NONE),
-    ".dvc/config": (make_empty, *NONE), "data/labels.csv": (cut, make_empty, *NONE),
+    "models/acceptance.json": NONE, "images/.manifest.csv": (cut, overwrite, *NONE),
+    ".dvc/config": (overwrite, *NONE), "data/labels.csv": (cut, overwrite, *NONE),
     "data/corrections.csv": (cut, *NONE),
     "params.yaml": (cut,), "dvc.lock": (cut,), "dvc.yaml": (cut,),
 }  # fmt: skip

@@ -3,17 +3,20 @@
 NCCL waits where gloo does not, so the call is written down.
 """
 
+import os
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.learning import collectives, elastic, parallel
 from pipeline.learning.collectives import backend_for
-from tests.helpers.ranks import run_ranks, world_of
+from pipeline.learning.world import World
+from pipeline.running import group, launchers
 from tests.helpers.trainings import ALONE
 
 
@@ -22,17 +25,27 @@ def test_the_backend_is_the_chosen_one_or_that_of_the_device() -> None:
     assert [backend_for(cpu, "auto"), backend_for(cuda, "auto"), backend_for(cuda, "gloo")] == ["gloo", "nccl", "gloo"]
 
 
-def test_an_error_of_one_rank_ends_it_at_once_with_its_own_sentence(tmp_path: Path) -> None:
-    """No rank destroys the group after an error, as each does without one: NCCL would wait there for ever."""
-    notes, logs = tmp_path / "notes", [tmp_path / f"{rank}.txt" for rank in range(2)]
-    notes.mkdir()
-    first, second = world_of(2, "quiescent", str(notes), "fail", logs=logs)
-    assert "quiescent: rank 1: " in logs[1].read_text()
-    assert second == 1
-    assert first != 0, logs[0].read_text()
-    assert not list(notes.iterdir())
-    run_ranks(2, "quiescent", str(notes), "end")
-    assert {path.name for path in notes.iterdir()} == {"destroyed-0", "destroyed-1"}
+@pytest.mark.parametrize("status", [0, 1])
+def test_after_an_error_the_process_ends_and_leaves_its_group(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL would wait for ever where the group is destroyed, as it is without an error."""
+    world, calls = World(0, 0, 1, torch.device("cuda", 0)), list[str]()
+
+    def work() -> int:
+        with group.process_group(world, "auto", 300, dist.HashStore()):
+            if status:
+                raise UserError(Fault("rank 0", "its disk is full", "failed", remedy="make room"))
+        return 0
+
+    for name, value in launchers.ALONE.items():
+        monkeypatch.setenv(name, value)
+    for name in ("init_process_group", "barrier", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: calls.append(name))
+    monkeypatch.setattr(dist, "is_initialized", lambda: calls[-1] != "destroy_process_group")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(os, "_exit", lambda code: calls.append(f"exit {code}"))
+    assert group.run_process(lambda: exit_status("some", work)) == status
+    rest = ["exit 1"] if status else ["barrier", "destroy_process_group"]
+    assert calls == ["init_process_group", *rest]
 
 
 def model_of(rank: int) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 from pipeline.base import files
 from pipeline.stages import download, weights
 from tests.helpers.refusals import refuses
-from tests.helpers.sources import archive_project, contents, fill, project
+from tests.helpers.sources import contents, fill, project
 
 
 def test_real_photos_unpack_and_stay_until_the_next_complete_set(
@@ -24,9 +24,9 @@ def test_real_photos_unpack_and_stay_until_the_next_complete_set(
     assert all(part in said for part in ("41 files", f"{sum(map(len, unpacked.values())):,} bytes", url))
     classes = Counter(name.split("/")[0] for name in unpacked)
     assert classes == dict.fromkeys(("daisy", "dandelion", "roses", "sunflowers", "tulips"), 8) | {"LICENSE.txt": 1}
-    (here / "bad.tgz").write_bytes(archive.read_bytes()[:200_000])
+    (bad := here / "bad.tgz").write_bytes(archive.read_bytes()[:200_000])
     with refuses(("data.url", "damaged")):
-        download.run(archive_project(here, here / "bad.tgz"))
+        download.run(project(here, source="archive", url=f"file://{bad}", sha256=files.sha256(bad)))
     assert contents(here / "data/images") == unpacked
     assert sorted(path.name for path in (here / "data").iterdir()) == ["images"]
 

@@ -15,15 +15,8 @@ from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.dataset.split_table import SPLITS
 from pipeline.sources.layout import ImageFile
-from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
+from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons
 from tests.helpers.refusals import refuses
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Two classes of ten images."""
-    return two_classes(tmp_path / "images")
-
 
 # ---- equal pixels ----
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.learning import elastic
-from pipeline.learning.world import World, share
+from pipeline.learning.world import share
 from tests.helpers.ranks import run_ranks
+from tests.helpers.trainings import ALONE
 
 STEPS, SHARDS, IMAGES = 4, 4, 12
 
@@ -23,15 +24,15 @@ CASES: dict[str, list[Case]] = {
         *(("mobilenet_v3_small", "elastic", precision, optimizer, {}) for precision, optimizer in PLAIN),
         ("mobilenet_v3_small", "ddp", "fp32", "sgd", {}),
         ("mobilenet_v3_small", "elastic", "fp16", "sgd", {"ema": 0.9, "clip": 1.0}),
-        ("mobilenet_v3_small", "elastic", "fp32", "sgd", {"checkpointing": True}),
+        *(("mobilenet_v3_small", way, "fp32", "sgd", {"checkpointing": True}) for way in ("ddp", "elastic")),
     ],
     "resnet18": [("resnet18", "elastic", "bf16", "sgd", {}), ("resnet18", "elastic", "fp32", "adamw", {})],
 }
 
 
 # Elastic in fp32, plain ddp, fp16 with an average, and checkpointing.
-FEW = [CASES["mobilenet_v3_small"][0], *CASES["mobilenet_v3_small"][-3:]]
-FURTHER = pytest.mark.nightly("four numbers of processes, every case; make test-ci has two numbers and four cases")
+FEW = [CASES["mobilenet_v3_small"][0], *CASES["mobilenet_v3_small"][-4:]]
+FURTHER = pytest.mark.nightly("four numbers of processes, every case; make test-ci has two numbers and five cases")
 
 
 @pytest.mark.slow("trainings of one to four processes; make test has the tree that adds in one order")
@@ -102,7 +103,7 @@ def test_the_tree_adds_in_float32_from_the_right() -> None:
 
 def test_a_leaf_is_float32() -> None:
     """Gradients of any type are added as float32, and the mean divides by the number of shards."""
-    tree = elastic.Sum(World(0, 0, 1, torch.device("cpu")), 2)
+    tree = elastic.Sum(ALONE, 2)
     for shard, (first, dtype) in enumerate(((1e8, torch.float64), (3.0, torch.bfloat16))):
         tree.add(shard, [torch.tensor([first], dtype=dtype), torch.tensor([1.0, 2.0], dtype=dtype)])
     mean = tree.finish()()

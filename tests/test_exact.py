@@ -1,5 +1,6 @@
 """Networks of whole numbers: the same features and logits, to the last bit, however and wherever they are computed."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -32,25 +33,34 @@ LITE0 = "exact/tf_efficientnet_lite0"
 SIDE = 224
 
 
-@pytest.fixture(scope="module")
-def tensors() -> dict[str, Tensor]:
+def packaged() -> dict[str, Tensor]:
     """The tensors of timm's model, from the package."""
     path, names = pretrained.packaged_weights("timm/tf_efficientnet_lite0")
     values = torch.load(path, map_location="cpu", weights_only=True).values()
     return dict(zip(names, values, strict=True))
 
 
-@pytest.fixture(scope="module")
-def model(tensors: dict[str, Tensor]) -> ExportedModel:
+def made() -> ExportedModel:
     """The network with a head that is solved on the features of drawn numbers."""
     net = network.build(LITE0, 3, seed=0)
     random = np.random.default_rng(0)
     features = (random.integers(0, 4000, (60, 1280)) / exact.UNIT).astype(np.float32)
     head = ridge.solve(features, np.arange(60) % 3, np.ones(3), 0.5).on_grid()
     last = {"weight": torch.from_numpy(head.weight).float(), "bias": torch.from_numpy(head.bias).float()}
-    net.load_state_dict(exact.quantize(LITE0, tensors) | {f"classifier.{name}": value for name, value in last.items()})
+    whole = exact.quantize(LITE0, packaged())
+    net.load_state_dict(whole | {f"classifier.{name}": value for name, value in last.items()})
     view = View(packed_size=256, resize=256, crop=SIDE)
     return ExportedModel(net.eval(), ("a", "b", "c"), view, network.normalization(LITE0))
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, Tensor]:
+    return packaged()
+
+
+@pytest.fixture(scope="module")
+def model() -> ExportedModel:
+    return made()
 
 
 @pytest.fixture(scope="module")
@@ -196,41 +206,21 @@ def test_config_json_names_a_library_that_timm_and_transformers_refuse(model: Ex
     assert (content["architecture"], content["model_type"]) == (LITE0, "perennial")
 
 
-PROGRAM = """
-import hashlib, sys, torch
-from pipeline.models import exact, network
-import safetensors.torch
-name = "exact/tf_efficientnet_lite0"
-whole = exact.quantize(name, safetensors.torch.load_file(sys.argv[1]))
-print(hashlib.sha256(safetensors.torch.save(whole)).hexdigest())
-net = network.build(name, 3, seed=0)
-net.load_state_dict(whole | safetensors.torch.load_file(sys.argv[2]))
-images = (torch.arange(2 * 3 * 64 * 64) * 7919 % 511 - 255).reshape(2, 3, 64, 64).float()
-with torch.no_grad():
-    print(hashlib.sha256(net.eval()(images).numpy().tobytes()).hexdigest())
-"""
+def say() -> None:
+    """Print the SHA-256 of the whole numbers, and of the logits for some pixels."""
+    net = made().net
+    images = (torch.arange(2 * 3 * 64 * 64) * 7919 % 511 - 255).reshape(2, 3, 64, 64).float()
+    for values in (network.export_state(net), {"logits": logits(net, images, 2)}):
+        print(hashlib.sha256(safetensors.torch.save(values)).hexdigest())
 
 
 @pytest.mark.slow("starts torch as another kind of CPU; make test has other orders of the same sums")
-def test_another_kind_of_cpu_gives_the_same_bits(
-    model: ExportedModel,
-    tensors: dict[str, Tensor],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_kind_of_cpu_gives_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
     """Whole numbers and logits are those of this process, with other code of the libraries: that of SSE4.1."""
-    paths = [str(tmp_path / name) for name in ("timm.safetensors", "head.safetensors")]
-    head = {name: value for name, value in model.net.state_dict().items() if name.startswith("classifier.")}
-    for path, content in zip(paths, (tensors, head), strict=True):
-        safetensors.torch.save_file({name: value.contiguous() for name, value in content.items()}, path)
-    imports = "import safetensors.torch\n"  # torch's compiler would double the time of all imports
-    program = PROGRAM.replace(imports, f"{imports}assert 'torch._dynamo' not in sys.modules\n")
     environ = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-    command = [sys.executable, "-c", program, *paths]
+    command = [sys.executable, "-c", "from tests.test_exact import say; say()"]
     done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True, check=True)
-    monkeypatch.setattr(sys, "argv", ["-c", *paths])
-    exec(PROGRAM, {})
+    say()
     assert capsys.readouterr().out == done.stdout != ""
 
 

@@ -22,7 +22,7 @@ from pipeline.models import exported, network
 from pipeline.models.description import Description, View
 from pipeline.stages import export
 from tests.conftest import PROJECT, change, read_params, write_params
-from tests.helpers.evaluations import CLASSES, append, config_of
+from tests.helpers.evaluations import CLASSES, config_of
 from tests.helpers.refusals import refuses
 
 OUTPUTS = ("models/model.onnx", "metrics/export.json")
@@ -100,7 +100,9 @@ NOT_A_NUMBER = with_head(bias=lambda bias: bias * np.array([1, np.nan, 1], np.fl
 
 def seven_answers(model: onnx.ModelProto) -> None:
     """A last node makes seven answers of one."""
-    append(model, onnx.helper.make_node("Reshape", ["early", "seven"], ["logits"]), seven=np.array([7, 3]))
+    model.graph.node[-1].output[0] = "early"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([7, 3]), "seven"))
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["early", "seven"], ["logits"]))
 
 
 @pytest.mark.parametrize(("change", "ties"), [(OTHER_CLASSES, False), (LESS_SURE, True)])

@@ -25,7 +25,7 @@ from pipeline.models.exported import with_normalization
 from tests.conftest import set_params
 from tests.helpers import starts
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import ALONE, ends, fork_ranks, messages, outputs, small_world, wait_for
+from tests.helpers.trainings import ALONE, ends, fork_ranks, messages, small_world, wait_for
 
 LITE0 = "timm/tf_efficientnet_lite0"
 DAISY = 985  # of ImageNet-1k
@@ -90,23 +90,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kill(folder: Path, stage: str, sign: str) -> None:
-    """Begin a stage, and kill its processes when a file of this pattern is there."""
-    processes = fork_ranks(folder, stage)
-    wait_for(lambda: list(folder.glob(sign)) or processes[0].exitcode is not None, f"no {sign}")
-    for process in processes:
-        process.kill()
-    ends(processes)
-
-
 @pytest.mark.slow("the features of the whole run above, and of a killed one; make test solves the equations")
 def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> None:
     """With two processes: the bits of one, and a finished part is not computed again."""
     folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": 2})
     run(folder, "weights")
-    kill(folder, "features", ".dvc/tmp/features/*/0.npy")
+    processes, sign = fork_ranks(folder, "features"), ".dvc/tmp/features/*/0.npy"
+    wait_for(lambda: [*folder.glob(sign)] or processes[0].exitcode is not None, f"no {sign}")
+    for process in processes:
+        process.kill()
+    ends(processes)
     assert not (folder / "data/features").exists()
-    (part,) = folder.glob(".dvc/tmp/features/*/0.npy")
+    (part,) = folder.glob(sign)
     expected, size = np.load(whole / "data/features/features.npy"), len(np.load(part))
     assert 0 < size < len(expected)
     assert np.array_equal(np.load(part), expected[:size])
@@ -114,17 +109,6 @@ def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> 
     run(folder, "features")
     expected[:size] = 0
     assert np.array_equal(np.load(folder / "data/features/features.npy"), expected)
-
-
-@pytest.mark.nightly("real starts of one and of three processes; make test-ci kills the features")
-@pytest.mark.parametrize("processes", [1, 3])
-def test_a_kill_of_the_solution_changes_no_byte(processes: int, whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "killed"
-    shutil.copytree(whole, folder, symlinks=True, ignore=shutil.ignore_patterns("runs", "models", "metrics"))
-    set_params(folder, run__processes=processes)
-    kill(folder, "train", "runs/*/")
-    run(folder, "train")
-    assert outputs(folder) == outputs(whole)
 
 
 def validation(folder: Path) -> tuple[float, float]:

@@ -87,7 +87,8 @@ def test_a_study_that_is_killed_gives_the_same_bytes(studied: Path, tmp_path: Pa
         wait_for(lambda: process.poll() is not None or studies.copies_at(copies, last), "no epoch")  # noqa: B023
         assert process.poll() is None, "it ended before the kill"
         if victim:
-            studies.kill(source.choice(studies.copies_at(copies, last)), *victim)
+            copy = source.choice(studies.copies_at(copies, last))
+            next(one for one in working_in(copy, *victim) if Path(one.cwd()) == copy).kill()
             assert process.wait() == 1
         else:
             process.kill()
@@ -194,14 +195,8 @@ def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any], capsys: pytes
     assert folds.compare_with_recipe(recipe, recipe, "mine") == 0
     other = replace(recipe, data={"split": "d"}, figures=recipe.figures | {"accuracy": 0.25})
     assert folds.compare_with_recipe(recipe, other, "mine") == DIFFERENT
-    assert re.findall(r"0\.\d+", capsys.readouterr().out) == [
-        "0.2500",
-        "0.4000",
-        "0.6000",
-        "0.5000",
-        "0.4000",
-        "0.6000",
-    ]
+    said = ["0.2500", "0.4000", "0.6000", "0.5000", "0.4000", "0.6000"]
+    assert re.findall(r"0\.\d+", capsys.readouterr().out) == said
 
 
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:

@@ -50,12 +50,11 @@ def table() -> list[str]:
 @pytest.mark.parametrize(
     ("words", "gone"),
     [
-        (("cat/3.png",), ["cat/3.png"]),
-        (("data/images/cat/4.png",), ["cat/4.png"]),
+        (("cat/3.png",), ["cat/3.png"]), (("data/images/cat/4.png",), ["cat/4.png"]),
         (("cat/0.png", "cat/4.png"), ["cat/0.png", "cat/4.png", "cat/near.png"]),
         (("1 again",), ["cat/1 again.png", "cat/1.png"]),
     ],
-)
+)  # fmt: skip
 def test_an_image_leaves_with_those_that_are_alike(project: Path, words: tuple[str, ...], gone: list[str]) -> None:
     """A part of a path is enough if it names one image. Other lines and columns of the table stay."""
     assert [row.path for row in forget.forget(CONFIG, words)] == gone
@@ -80,11 +79,7 @@ def test_what_is_trained_next_is_what_a_set_without_them_gives(project: Path, tm
 
 @pytest.mark.parametrize(
     ("words", "key"),
-    [
-        (("cat/99.png",), "PHOTO:1"),
-        (("cat/2.png", "nothing"), "PHOTO:2"),
-        (("cat/3.png",), "PHOTO"),
-    ],
+    [(("cat/99.png",), "PHOTO:1"), (("cat/2.png", "nothing"), "PHOTO:2"), (("cat/3.png",), "PHOTO")],
 )
 def test_a_refusal_changes_nothing(project: Path, words: tuple[str, ...], key: str) -> None:
     """No such image; one that is forgotten already. The next run refuses a class with nearly none left."""

@@ -175,11 +175,7 @@ CASES = (  # all endings of videos and sidecars: `test_a_video_or_sidecar_of_any
     Case("Canon raw.CR3", partial(boxes, b"crx \0\0\0\1crx isom"), of("camera raw")),
     Case("Nikon raw.NEF", partial(raw, _254=1, _330=8), of("camera raw")),
     Case("DNG.dng", partial(raw, _50706=b"\1\4\0\0"), of("camera raw")),
-    Case(
-        "DNG, pixels of a sensor.dng",
-        partial(raw, _50706=b"\1\4\0\0", _262=32803),
-        of("TIFF of a rare kind, or damaged"),
-    ),
+    Case("DNG, pixels of a sensor.dng", partial(raw, _50706=b"\1\4\0\0", _262=32803), RARE),
     Case("Live Photo.MOV", partial(boxes, b"qt  \0\0\0\0qt  "), beside("video")),
     Case("A web page.jpg", partial(head, b"<!doctype html><html>"), "unknown format: .jpg"),
     Case("Words.txt", partial(head, b"words"), "unknown format: .txt"),

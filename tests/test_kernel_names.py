@@ -1,6 +1,7 @@
 """A resume on a GPU is refused if a library has chosen another kernel. Here a stand-in for the profiler names them."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,15 +109,19 @@ def test_processes_are_compared_together_and_crops_alone(start: Start, monkeypat
 
 
 def test_provenance_has_a_hash_for_each_size_of_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without kernels, as on a CPU, it has no such key. It also says when the bytes are not promised."""
+    """Without kernels, as on a CPU, it has no such key. It also says when the bytes are not promised. A clock that
+    jumps makes no negative time."""
     monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    monkeypatch.setattr("time.time", lambda: -1e9)
     (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
     files.write_text(tmp_path / "models/model.safetensors", "")
     hashes = kernel_names.digests({"64 × 64": {FORWARD: 1}})
     for kernels, deterministic in (({}, True), (hashes, False)):
         config = params.parse(change(read_params(), train__deterministic=deterministic))
-        provenance.write(tmp_path, config, ALONE, 0.0, 1, kernels)
+        provenance.write(tmp_path, config, ALONE, began, 1, kernels)
         record = json.loads((tmp_path / provenance.FILE).read_text())
+        assert (0 <= record["seconds"] < 1000, record["images_per_second"] >= 0) == (True, True)
         assert record["bytes_promised"] is deterministic
         assert ("kernels" in record, record.get("kernels", {})) == (bool(kernels), kernels)
 

@@ -40,7 +40,6 @@ OF_A_STEP = {
     "single": {"resnet18": (195, 30), "resnet34": (325, 32)},
     "elastic": {"resnet18": (1580, 270), "resnet34": (2660, 330)},
 }
-OF_A_BATCH = 2
 
 
 class Launches(TorchDispatchMode):
@@ -89,7 +88,6 @@ def test_a_batch_takes_few_launches(
         by_kernels = [next(batches).images for _ in crops]
     assert all(torch.equal(*pair) for pair in zip(by_kernels, crops, strict=True))
     assert gpu.launched == ["weigh", "cut"] * 3
-    assert len(gpu.launched) == 3 * OF_A_BATCH
     assert counter.total <= 3 * 8, counter.by_name.most_common()  # 10 for each batch, with the two kernels
 
 

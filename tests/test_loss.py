@@ -14,9 +14,9 @@ from pipeline.learning import state
 from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES
 from pipeline.learning.loss import WeightedLoss, balanced_weights, criterion, cross_entropies, focal_losses
 from pipeline.learning.precision import Native
-from pipeline.learning.world import World
 from pipeline.running.notes import notes
 from tests.conftest import on_cpu, read_params
+from tests.helpers.trainings import ALONE
 
 COUNTS = {"common": 30, "rare": 2, "some": 8}
 SMOOTHING = 0.1
@@ -110,8 +110,7 @@ def test_the_counts_of_the_training_split_arrive_in_the_loss(loss: str) -> None:
     """A learner has the loss and its weights, the training says them, and without the setting there are none."""
     changes = {"train__loss": loss, "train__class_weights": "balanced", "train__label_smoothing": SMOOTHING}
     config = params.parse(on_cpu(read_params(), **changes))
-    world = World(0, 0, 1, torch.device("cpu"))
-    learner = state.make_learner(config, state.make_model(config, tuple(COUNTS), world), COUNTS, world)
+    learner = state.make_learner(config, state.make_model(config, tuple(COUNTS), ALONE), COUNTS, ALONE)
     logits = some_logits()
     assert float(learner.criterion(logits, LABELS)) == pytest.approx(formula(loss, logits, LABELS), rel=1e-6)
     (note,) = notes(config.train, COUNTS)

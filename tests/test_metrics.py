@@ -1,6 +1,9 @@
-"""The figures, held against scikit-learn, scipy and closed forms."""
+"""The figures, held against scikit-learn, scipy and closed forms; and their files."""
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,10 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
-from pipeline.evaluation import metrics
+from pipeline.base import files
+from pipeline.evaluation import figures, metrics
+from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from tests.conftest import PROJECT
 
 Case = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -113,3 +119,18 @@ def test_p_is_the_chance_of_so_uneven_a_coin(pairs: list[tuple[bool, bool]]) -> 
     assert test.p == pytest.approx(p)
     assert test.points == pytest.approx(100 * (np.mean(second) - np.mean(first)))
     assert test.is_significant == (p < metrics.LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [(TrainFigures, {}), (TrainFigures, {"stopped_early": True}), (TrainFigures, {"stopped_early": False}),
+     (EvalFigures, {})],
+)  # fmt: skip
+def test_figures_keep_their_bytes(tmp_path: Path, kind: type[Any], changes: dict[str, Any]) -> None:
+    """The same digits and order of keys; only a training with patience says whether it ended early."""
+    path = tmp_path / figures.FILES[kind]
+    files.write_json(path, json.loads((PROJECT / "results/demo/metrics" / path.name).read_text()) | changes)
+    before = path.read_text()
+    assert changes or before == (PROJECT / "results/demo/metrics" / path.name).read_text()
+    figures.write(tmp_path, figures.read(tmp_path, kind))
+    assert path.read_text() == before

@@ -5,16 +5,12 @@ import re
 import sys
 import warnings
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
 
 from pipeline.checks import rules, validity
 from pipeline.config import model_names
@@ -107,19 +103,6 @@ def test_groups_hold_every_trainable_parameter_once(decay_norm_and_bias: bool) -
     assert [group["params"] for group in head_groups] == [group["params"] for group in groups[len(groups) // 2 :]]
 
 
-def train_steps(net: nn.Module, steps: int) -> None:
-    """Real steps of SGD on noise, evaluating between them as the training loop does."""
-    optimizer = SGD(network.parameter_groups(net, 0.01, False), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        net.train()
-        images, labels = torch.randn(4, 3, 32, 32, generator=generator), torch.arange(4) % 3
-        nn.functional.cross_entropy(net(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        net.eval()
-
-
 def test_batchnorm_of_every_shape_keeps_its_statistics() -> None:
     """Also that of vectors, which LeViT of timm has between its linear layers."""
     net = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Dropout())
@@ -184,30 +167,6 @@ def test_checkpointing_changes_memory_and_nothing_else(name: str) -> None:
         assert [n for n in values if not torch.equal(values[n], saved[n])] == []
     assert torch.equal(stream, saved_stream)
     assert saved_size < 0.6 * size  # the stem, which ResNet-18 keeps, is more than half of what is left
-
-
-@pytest.mark.filterwarnings("ignore:.*find_unused_parameters=True was specified:UserWarning")
-@pytest.mark.parametrize("find_unused", [False, pytest.param(True, marks=FURTHER)])
-def test_ddp_changes_nothing_of_it(find_unused: bool, tmp_path: Path) -> None:
-    """Under DistributedDataParallel a frozen backbone stays, and checkpointed gradients and statistics are equal."""
-    frozen, plain, saving = (network.build("resnet18", 3, seed=0) for _ in range(3))
-    network.freeze_backbone(frozen)
-    network.checkpoint_blocks(saving, "resnet18")
-    before = deepcopy(frozen.state_dict())
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        train_steps(DistributedDataParallel(frozen, find_unused_parameters=find_unused), 2)
-        one_step(plain, 64)
-        one_step(DistributedDataParallel(saving, find_unused_parameters=find_unused), 64)
-    finally:
-        dist.destroy_process_group()
-    changes = {name for name, value in frozen.state_dict().items() if not torch.equal(value, before[name])}
-    assert changes == {"fc.weight", "fc.bias"}
-    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert torch.equal(one.grad, other.grad)
-    assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), saving.buffers(), strict=True))
 
 
 def test_the_state_for_export_is_a_copy_in_float32() -> None:

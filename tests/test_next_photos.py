@@ -1,15 +1,17 @@
-"""Which photos `predict --next` chooses."""
+"""Which photos `predict --next` chooses, and which ones the project has already."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from pipeline.answers import next_photos
+from pipeline.answers import next_photos, own_images
 from pipeline.answers.answer import Answer
+from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import ImageRow
+from pipeline.sources import originals
 from tests.helpers.sources import fill
 
 CHANCES = {
@@ -54,3 +56,28 @@ def test_images_of_the_project_have_a_label_already(here: Path, capsys: pytest.C
     split_table.write(rows, Path("data/split.csv"), Path("data/kept.csv"))
     assert chosen([*CHANCES], 9) == ["unsure of others", "sure"]
     assert "2 of 4 images" in capsys.readouterr().err
+
+
+FILES = {"rose/a.png": b"first", "rose/b.png": b"second", "tulip/c.png": b"third"}
+ROWS = [
+    ImageRow("rose/a.png", "tulip", "train", "", 40, 40),
+    ImageRow("rose/b.png", "rose", "val", "", 40, 40),
+    ImageRow("tulip/c.png", "tulip", "test", "", 40, 40),
+]
+
+
+def test_training_images_are_known_by_their_bytes(here: Path) -> None:
+    """Under any name; not those of the same size, nor test images. With a manifest also where the inbox is lost."""
+    given = {"x": b"first", "y": b"second", "same size": b"FIRST", "test": b"third", "twice": b"first"}
+    fill(Path("given"), given)
+    paths = [f"given/{name}" for name in given]
+    assert own_images.known(paths, ("train", "val"), Params()) == set()
+    fill(Path("data/images"), FILES)
+    split_table.write(ROWS, Path("data/split.csv"), Path("data/kept.csv"))
+    known = {"given/x", "given/y", "given/twice"}
+    assert own_images.known(paths, ("train", "val"), Params()) == known
+    Path("data/images").rename("photos")
+    Path("data/images").mkdir()
+    originals.write_manifest(Path("photos"), Path("data/images"), 1)
+    files.remove(Path("photos"))
+    assert own_images.known(paths, ("train", "val"), Params()) == known

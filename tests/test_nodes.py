@@ -30,7 +30,7 @@ from tests.helpers.nodes import TRAIN, TWO, nodes, start
 from tests.helpers.ranks import free_port
 from tests.helpers.ranks import train as train_ranks
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import launch, messages, outputs, small_world, wait_for, wait_for_epoch
+from tests.helpers.trainings import ALONE, launch, messages, outputs, small_world, wait_for, wait_for_epoch
 from tests.helpers.trainings import start as start_training
 
 ELASTIC: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_another_number_of_processes_than_the_params_say_is_refused(
     assert worlds(processes=2) == [2]
     assert worlds(processes=4, min_processes=2) == [2, 3, 4]
     with refuses(("run.processes", "differs")):
-        check_size(World(0, 0, 1, torch.device("cpu")), run)
+        check_size(ALONE, run)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "3")

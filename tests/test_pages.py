@@ -20,13 +20,8 @@ from tests.helpers import reports
 from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
 from tests.helpers.pages import parsed
 
-PAGES = {
-    "report": 200,
-    "folds": 200,
-    "sweep": 40,
-    "compare": 60,
-    "predict": 30,
-}  # page → it has more texts than so many
+# page → it has more texts than so many
+PAGES = {"report": 200, "folds": 200, "sweep": 40, "compare": 60, "predict": 30}
 ANSWERS = [
     Answer(f"{test_pair.HOSTILE}/{k}", str(photo), best, "class" if k % 3 else "none", {best: k / 10}, label)
     for k, photo in enumerate(sorted(PHOTOS.rglob("*.jpg"))[:8])

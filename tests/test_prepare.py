@@ -140,23 +140,6 @@ def test_the_digest_is_that_of_all_pixels(folder: Path, tmp_path: Path) -> None:
     assert data.digest == digest["sha256"]
 
 
-def test_an_image_changes_its_shard_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty images in three shards are one array, which ends with the last image."""
-    monkeypatch.setattr(packed, "SHARD_BYTES", 1)
-    images = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), np.uint8)
-    table = [(f"a/{number:02}.png", "a", "train", "", 60, 40, "", "", "") for number in range(len(images))]
-    files.write_csv(tmp_path / "split.csv", split_table.HEADER, table)
-    shards = []
-    for name, changed in (("one", 0), ("two", 1)):
-        images[20, 3, 3, 0] += changed
-        (tmp_path / name).mkdir()
-        packed.write(tmp_path / name, images, 40, 64)
-        assert np.array_equal(packed.load(tmp_path / name, tmp_path / "split.csv").images, images)
-        shards.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.bin"))])
-    assert [len(shard) // images[0].nbytes for shard in shards[0]] == [16, 16, 8]
-    assert [one == other for one, other in zip(*shards, strict=True)] == [True, False, True]
-
-
 @pytest.mark.parametrize("size", [16, 32, 33, 224, 256, 336, 1000, 1008, 1024])
 def test_a_shard_has_whole_pages(size: int) -> None:
     """Of 64 KiB, the largest ones that a system maps; and 64 MB at most, where the size of an image allows it."""

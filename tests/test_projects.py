@@ -328,16 +328,23 @@ def test_what_needs_no_project_runs_anywhere(modelled: Path, installation: Path,
         assert "perennial new FOLDER" in done.stderr
 
 
-def test_a_project_of_another_user_is_not_run_from_below(tmp_path: Path) -> None:
-    """Whoever may write to a folder above could run code as this user. In the project's folder itself it runs."""
+def test_the_program_runs_the_project_in_which_a_person_stands(tmp_path: Path) -> None:
+    """With its words and its exit status, also by a link. Elsewhere it is refused. So is a project of another user from
+    below: whoever may write to a folder above could run code as this user.
+    """
+    (tmp_path / "below").mkdir()
+    assert perennial(tmp_path / "env", tmp_path).returncode == 2
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/__main__.py").write_text("import sys; print(*sys.argv[1:]); sys.exit(75)")
+    (tmp_path / "linked").symlink_to(program(tmp_path / "env"))
+    environ = workspace.environment(tmp_path)
+    for path, folder in ((program(tmp_path / "env"), "below"), ("linked", "")):
+        command = [str(tmp_path / path), "a", "b c"]
+        done = subprocess.run(command, cwd=tmp_path / folder, env=environ, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (75, "a b c\n"), done.stderr
     if os.getuid():
         pytest.skip("a file of another user: only root makes one")
-    (tmp_path / "pipeline").mkdir()
-    (tmp_path / "pipeline/__main__.py").write_text("print('ran')")
-    (tmp_path / "below").mkdir()
-    assert perennial(tmp_path / "env", tmp_path / "below").stdout == "ran\n"
     os.chown(tmp_path, 65534, 65534)
-    assert perennial(tmp_path / "env", tmp_path).stdout == "ran\n"
+    assert perennial(tmp_path / "env", tmp_path).returncode == 75
     done = perennial(tmp_path / "env", tmp_path / "below")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert str(tmp_path) in done.stderr
+    assert (done.returncode, done.stdout, str(tmp_path) in done.stderr) == (2, "", True)

@@ -1,5 +1,6 @@
 """A record can be repeated: its command sets its params, its figures add up, and its images have a digest."""
 
+import re
 import shutil
 import subprocess
 import tarfile
@@ -8,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import folds
+from benchmarks.harness import workspace
+from pipeline.base import files
+from pipeline.commands import demo, folds
 from pipeline.config import params
 from pipeline.sources import originals
 from pipeline.studies import record
+from pipeline.versioning import children, dvc_lock
 from tests.conftest import PROJECT, change
 from tests.documents.markdown import BLOCK
 from tests.helpers.projects import call, commit, create_project
@@ -51,9 +55,13 @@ def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> No
     assert record.digest(originals.locate(tmp_path / "in", tmp_path), 2) != digests[0]
 
 
-def test_the_commands_in_the_document_make_the_folder_of_one_fifth(hundreds: Path, tmp_path: Path) -> None:
+MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"  # 735 original photos
+
+
+@pytest.mark.skipif(not MINI.is_file(), reason=f"needs {MINI.name}, which the project does not contain")
+def test_the_commands_in_the_document_make_the_folder_of_one_fifth(tmp_path: Path) -> None:
     """From an archive with more photos and credits, in another order: the digest is that of the record."""
-    with tarfile.open(hundreds) as tar:
+    with tarfile.open(MINI) as tar:
         tar.extractall(tmp_path / "all", filter="data")
     folder = tmp_path / "all/flower_photos"
     shutil.copy(folder / "daisy/10140303196_b88d3d6cec.jpg", folder / "daisy/1.jpg")
@@ -80,3 +88,48 @@ def test_the_origin_says_that_code_is_not_committed(tmp_path: Path, monkeypatch:
     assert record.commit() == f"{head}-dirty"
     commit(project)
     assert record.commit() not in (head, f"{head}-dirty")
+
+
+# ---- the demo ----
+
+
+RESULTS = PROJECT / record.DEMO
+RECORDED = dvc_lock.outputs(dvc_lock.read(PROJECT / demo.LOCK))
+
+
+def test_the_record_has_every_output_of_every_stage() -> None:
+    """results/demo/dvc.lock names exactly what dvc.yaml declares as outputs and metrics; no path is of its machine."""
+    outputs = {name for stage in workspace.STAGES for name in workspace.declared(stage)}
+    assert set(RECORDED) == outputs
+    for stage in dvc_lock.read(PROJECT / demo.LOCK).values():
+        assert not [path for path in (*stage["deps"], *stage["outs"]) if path.startswith("/") or ".." in path]
+    figures = [name for name in demo.COPIED if name.startswith("metrics/")]  # beside it: of the same run
+    assert {name: files.md5(RESULTS / name) for name in figures} == {name: RECORDED[name] for name in figures}
+
+
+def test_an_output_that_differs_is_named_with_both_hashes() -> None:
+    """One sentence per output that differs, is new, or is missing; none for equal ones."""
+    committed = {"a": "1", "b": "2", "c": "3"}
+    assert demo.compare(committed, committed) == []
+    lines = demo.compare({"a": "1", "b": "9", "d": "4"}, committed)
+    assert [re.findall(r"\b\w\b|none", line) for line in lines] == [[*"b92"], ["c", "none", "3"], ["d", "4", "none"]]
+
+
+def test_hooks_and_signatures_of_the_user_do_not_end_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set for every repository, and would sign for `demo@localhost`, of whom nobody has a key."""
+    (tmp_path / "pre-commit").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "pre-commit").chmod(0o755)
+    settings = f"[commit]\ngpgsign = true\n[gpg]\nprogram = false\n[core]\nhooksPath = {tmp_path}\n"
+    (tmp_path / "gitconfig").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setattr(children, "run", lambda *_, **__: 0)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/a").touch()
+    assert demo.run(tmp_path / "copy") == 0
+
+
+def test_the_demo_has_its_own_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the project has."""
+    monkeypatch.chdir(PROJECT)
+    demo.create_copy(tmp_path / "copy")
+    assert (tmp_path / "copy/params.yaml").read_bytes() == (RESULTS / "params.yaml").read_bytes()

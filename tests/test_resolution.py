@@ -1,28 +1,15 @@
 """The side of the training crops rises with the epochs: a pure function of the step, for every number of processes."""
 
-from pathlib import Path
 from typing import Any
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import params, resolution
-from pipeline.config.params import Run, Train
-from pipeline.dataset import packed
-from pipeline.dataset.normalization import IMAGENET
+from pipeline.config.params import Train
 from pipeline.learning.schedule import finished_epoch
-from pipeline.loader import sampler, storage
-from pipeline.loader.batches import train_batches
-from pipeline.loader.sampler import Share
-from pipeline.loader.storage import Dataset
+from pipeline.loader import sampler
 from tests.conftest import change, on_cpu, read_params
-from tests.helpers.trainings import small_world
-
-MIXED: dict[str, Any] = {
-    "train__mixup": 0.3, "train__cutmix": 1.0, "train__erasing": 0.5, "train__color_jitter": 0.3,
-}  # fmt: skip
-WHOLE = Share(range(1), 1)
 
 
 def train(**lines: Any) -> Train:
@@ -58,23 +45,3 @@ def test_a_step_belongs_to_the_epoch_whose_row_of_the_history_counts_it(
     for step in range(sampler.steps(epochs, rows, batch)):
         assert sampler.epoch_of_step(step, rows, batch) == epoch
         epoch = finished_epoch(step + 1, rows, batch) or epoch
-
-
-def test_the_shapes_of_every_step(tmp_path: Path) -> None:
-    """Nine steps in two epochs of 4 and 5. Each share has its images at the step's side: those of one process, to the
-    bit. At the full side they are those of a training without the option, also of one that begins there."""
-    folder = small_world(tmp_path, **MIXED)
-    data = packed.load(folder / "data/packed", folder / "data/split.csv")
-    images = Dataset(data, storage.open_images(data, Run(residency="disk"), torch.device("cpu"))[0], IMAGENET)
-    plain = params.load(folder / "params.yaml").train
-    rising = plain.model_copy(update={"crop_from": 16})
-    whole, constant = (list(train_batches(images, which, WHOLE, 0)) for which in (rising, plain))
-    halves = [train_batches(images, rising, Share(range(rank, rank + 1), 2), 0) for rank in (0, 1)]
-    assert [batch.images.shape for batch in whole] == [(8, 3, 16, 16)] * 4 + [(8, 3, 32, 32)] * 5
-    for one, *both in zip(whole, *halves, strict=True):
-        assert torch.equal(one.images, torch.cat([half.images for half in both]))
-        assert torch.equal(one.targets, torch.cat([half.targets for half in both]))
-    assert all(torch.equal(one.images, same.images) for one, same in zip(whole[4:], constant[4:], strict=True))
-    assert all(torch.equal(one.labels, same.labels) for one, same in zip(whole[4:], constant[4:], strict=True))
-    for one, again in zip(whole[6:], train_batches(images, rising, WHOLE, 6), strict=True):
-        assert torch.equal(one.images, again.images)

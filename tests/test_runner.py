@@ -154,17 +154,24 @@ def test_what_a_killed_dvc_leaves_has_saved_when_the_command_ends(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("number", "work"),
+    ("number", "work", "hangup"),
     [
-        (signal.SIGTERM, {"long": "long", "two": "long"}), (signal.SIGHUP, {"long": "long"}),
-        (signal.SIGINT, {"long": "long", "bad": "fails"}),  # it comes while the end of a failure is waited for
+        (signal.SIGTERM, {"long": "long", "two": "long"}, signal.SIG_IGN),
+        (signal.SIGHUP, {"long": "long"}, signal.SIG_DFL),
+        # it comes while the end of a failure is waited for
+        (signal.SIGINT, {"long": "long", "bad": "fails"}, signal.SIG_DFL),
     ],
-)  # fmt: skip
-def test_a_second_signal_changes_nothing(number: signal.Signals, work: dict[str, str], tmp_path: Path) -> None:
-    """The first one asks the runs to end. Ctrl-C while they save is not heard: exit status 75, and all is saved."""
-    process = start(tmp_path, work, ANYWHERE * 2)
+)
+def test_a_second_signal_changes_nothing(
+    number: signal.Signals, work: dict[str, str], hangup: signal.Handlers, tmp_path: Path
+) -> None:
+    """The first one asks the runs to end. Ctrl-C while they save is not heard: exit status 75, and all is saved. Under
+    nohup, a command goes on when its terminal closes."""
+    process = start(tmp_path, work, ANYWHERE * 2, hangup=hangup)
     runs = [tmp_path / name for name, what in work.items() if what == "long"]
     wait_for(lambda: all((run / "runs").exists() for run in runs) or process.poll() is not None, "nothing runs")
+    if hangup == signal.SIG_IGN:
+        process.send_signal(signal.SIGHUP)
     if "bad" not in work:
         process.send_signal(number)
     wait_for(lambda: all((run / "asked").exists() for run in runs) or process.poll() is not None, "not asked")
@@ -175,18 +182,6 @@ def test_a_second_signal_changes_nothing(number: signal.Signals, work: dict[str,
     _, error = process.communicate()
     assert (process.returncode, error) == (STOPPED, f"test: stopped by {number.name}; run again to go on\n")
     assert all((run / "saved").exists() for run in runs)
-
-
-def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
-    """A terminal that closes sends SIGHUP: a command under nohup goes on. TERM stops it."""
-    (tmp_path / "may save").touch()
-    process = start(tmp_path, {"one": "long"}, hangup=signal.SIG_IGN)
-    wait_for(lambda: (tmp_path / "one/runs").exists() or process.poll() is not None, "nothing runs")
-    process.send_signal(signal.SIGHUP)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate()
-    assert process.returncode == STOPPED
-    assert "SIGTERM" in error
 
 
 def test_the_newest_line_of_progress_is_printed(tmp_path: Path) -> None:

@@ -53,23 +53,6 @@ def test_what_would_choose_other_versions_is_refused_with_the_remedy(project: Pa
     assert not [*project.rglob("*.dist-info"), *project.rglob("*.whl")]
 
 
-def test_the_program_runs_the_pipeline_of_the_current_folder(tmp_path: Path) -> None:
-    """In a copy of the project it runs the copy's. Its exit status is the pipeline's. Elsewhere it is refused."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to(sys.executable)
-    program = tmp_path / "bin/perennial"
-    shutil.copy(PROJECT / "requirements/perennial", program)
-    (tmp_path / "linked").symlink_to(program)
-    for name in ("clone", "copy"):
-        (tmp_path / name / "pipeline").mkdir(parents=True)
-        code = f"import sys; print({name!r}, *sys.argv[1:]); sys.exit(75)"
-        (tmp_path / name / "pipeline/__main__.py").write_text(code)
-        for path in (program, tmp_path / "linked"):
-            done = run(tmp_path / name, str(path), "train", "two words")
-            assert (done.returncode, done.stdout) == (75, f"{name} train two words\n")
-    assert run(tmp_path, str(program)).returncode == 2
-
-
 def test_an_environment_that_make_setup_did_not_make_is_not_emptied(project: Path, tmp_path: Path) -> None:
     """Another tool's environment, and one behind a link, also if `make setup` made it there. The remedy is named."""
     (project / ".venv").mkdir()

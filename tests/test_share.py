@@ -23,14 +23,14 @@ from pipeline.models.exported import ExportedModel
 from pipeline.reporting import rendering
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.refusals import refuses
-from tests.test_exact import model, tensors
+from tests.test_exact import model
 
 pytestmark = pytest.mark.slow("networks in Chromium; make test has Chromium with the report's pages")
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["model", "tensors"]  # fixtures: a network of whole numbers
+__all__ = ["model"]  # a fixture: a network of whole numbers
 CLASSES = ("a", "b", "</script><b>")
 LARGER = pytest.mark.nightly("half a minute beside other work; make test-ci has two small networks")
 LARGER_NETWORKS = ("resnet18", "timm/tf_efficientnet_lite0")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections, duplicates, splitting
+from pipeline.data import duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.splitting import Assignment
@@ -32,13 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest und
 
 
 WIDE = "\x1b[31mwide"  # the name of an image that a terminal would act on
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Two classes of ten images, and beside them a table of corrections without a line."""
-    files.write_text(tmp_path / corrections.FILE, corrections.EMPTY)
-    return two_classes(tmp_path / "data/images")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +88,7 @@ def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
 
 
 def test_the_stage_writes_the_table_and_the_counts(
-    small: Path, here: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    small: Path, raw: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """split.csv, one row per file, and the tables of counts, which the first line repeats; the same bytes again.
 

@@ -4,17 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.learning import state
 from pipeline.learning.loop import Learner
-from pipeline.learning.world import World
 from tests.conftest import on_cpu, read_params
+from tests.helpers.trainings import ALONE
 
-WORLD = World(0, 0, 1, torch.device("cpu"))
 SETTINGS: dict[str, Any] = {
     "lr": 0.25, "momentum": 0.75, "nesterov": True, "weight_decay": 0.125, "head_lr_factor": 4.0, "clip_norm": 2.0,
     "ema_decay": 0.5, "decay_norm_and_bias": False,
@@ -34,7 +32,7 @@ def config_with(**settings: Any) -> Params:
 
 
 def learner_of(**settings: Any) -> Learner:
-    return state.make_learner(config_with(**settings), Net(), {"a": 1, "b": 1}, WORLD)
+    return state.make_learner(config_with(**settings), Net(), {"a": 1, "b": 1}, ALONE)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -49,11 +47,11 @@ def test_the_optimizer_has_the_settings(nesterov: bool) -> None:
 
 def test_a_global_batch_has_so_many_microbatches() -> None:
     """Shards with elastic, on any number of processes; else the processes times the parts of each."""
-    two = replace(WORLD, size=2)
+    two = replace(ALONE, size=2)
     train = config_with(accumulation_steps=2).train
     elastic = train.model_copy(update={"parallel": "elastic", "shards": 8})
-    assert [state.microbatch_count(train, world) for world in (WORLD, two)] == [2, 4]
-    assert [state.microbatch_count(elastic, world) for world in (WORLD, two)] == [8, 8]
+    assert [state.microbatch_count(train, world) for world in (ALONE, two)] == [2, 4]
+    assert [state.microbatch_count(elastic, world) for world in (ALONE, two)] == [8, 8]
 
 
 @pytest.mark.parametrize("export", ["last", "best", "ema"])

@@ -115,14 +115,15 @@ def test_the_first_broken_loss_is_remembered() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"fused_sgd"}))  # which needs a GPU
 def test_every_optimizer_lowers_the_loss(name: str) -> None:
-    """Of the same batch, in twenty steps, each in its own way."""
+    """Of the same batch, in twenty steps, each in its own way. The head has its own learning rate."""
     net, (batch,) = small_model(), some_batches(1)
-    optimizer = OPTIMIZERS[name](network.parameter_groups(net, 1e-3, False), 1.0, 0.9, True)
+    optimizer = OPTIMIZERS[name](network.parameter_groups(net, 1e-3, False, head_scale=0.5), 1.0, 0.9, True)
     learner = replace(learner_of(net), optimizer=optimizer)
     before = nn.functional.cross_entropy(net(batch.images), batch.labels).item()
     stream = (replace(batch, step=step) for step in range(20))
     model, totals = PARALLELS["single"](net, ALONE, True, 1), Totals.zero(ALONE.device, 1)
     assert len(list(loop.train(learner, model, stream, [0.01] * 20, totals))) == 20
+    assert {(group["scale"], group["lr"]) for group in optimizer.param_groups} == {(1.0, 0.01), (0.5, 0.005)}
     assert nn.functional.cross_entropy(net(batch.images), batch.labels).item() < 0.9 * before
 
 

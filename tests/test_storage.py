@@ -32,6 +32,18 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packed:
     return packed.load(tmp_path, tmp_path / "split.csv")
 
 
+def test_an_image_changes_its_shard_alone(data: Packed, tmp_path: Path) -> None:
+    """The three shards are one array, which ends with the last image."""
+    images, other = data.images.copy(), tmp_path / "other"
+    images[20, 3, 3, 0] += 1
+    other.mkdir()
+    packed.write(other, images, 40, 64)
+    assert np.array_equal(packed.load(other, tmp_path / "split.csv").images, images)
+    shards = [[path.read_bytes() for path in sorted(folder.glob("*.bin"))] for folder in (tmp_path, other)]
+    assert [len(shard) // images[0].nbytes for shard in shards[0]] == [16, 16, 8]
+    assert [one == changed for one, changed in zip(*shards, strict=True)] == [True, False, True]
+
+
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(
     data: Packed, where: Residency, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from pipeline.loader import remote, storage, stream
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import set_params
 from tests.helpers import buckets
-from tests.helpers.damage import edited, flip
+from tests.helpers.damage import cut, edited, flip
 from tests.helpers.projects import call
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, outputs, small_world
@@ -167,11 +167,6 @@ def test_a_remote_that_sends_whole_files_is_not_called_damaged(data: packed.Pack
     reader = replace(stream.open_reader(data, place, 0), place=replace(place, files=Whole()))
     with refuses(("run.residency", "failed")):
         reader.read(np.array([0]), np.empty((1, *data.content.shape[1:]), np.uint8))
-
-
-def cut(path: Path) -> None:
-    """Remove the last byte of a file."""
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])

@@ -1,7 +1,6 @@
-"""`perennial sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
+"""`perennial sweep`: what it refuses, and real sweeps: stopped and started again, taken over."""
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -30,10 +29,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 RANDOM = {"search": "random", "trials": 3, "params": {"train.lr": {"from": 0.005, "to": 0.05, "scale": "log"}}}
 LEARNING = {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}
-EPOCHS = 15  # of the trials that are killed: so many that none has ended before its kill
 SWEEP = ("sweep", "tried.yaml")
 COMMAND = (sys.executable, "-m", "pipeline", *SWEEP)
-OUTPUTS = ("metrics/sweep.csv", "reports/sweep.html")
 COPIES = workcopy.FOLDER / "sweep"
 
 
@@ -92,19 +89,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return files.read_csv(folder / "metrics/sweep.csv")
 
 
-def finished(folder: Path) -> dict[str, int]:
-    """The result of each finished trial → its file's number, which another training would change."""
-    return {path.parent.name: path.stat().st_ino for path in (folder / store.RESULTS).glob(f"[!.]*/{store.HASHES}")}
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose sweep ran undisturbed, two trials at a time."""
-    folder = project(tmp_path_factory.mktemp("reference") / "project", RANDOM, train__epochs=EPOCHS)
-    finish_sweep(folder, "--jobs", "2")
-    return folder
-
-
 @pytest.mark.slow("a sweep, 25 seconds of CPU; make test has the runner, the search and the page")
 def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
     """The table is in the order of the validation accuracy; only the best trial's result has a test accuracy."""
@@ -116,37 +100,14 @@ def test_the_best_by_validation_is_tested_and_no_other(tmp_path: Path) -> None:
     assert said.splitlines()[-1].split(maxsplit=3)[-1] == taken_over[table[0]["trial"]]
     assert sorted(table, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == table
     assert next(row["train.lr"] for row in table if row["trial"] == "1") == "0.01"  # the present settings
-    assert len(finished(folder)) == 3
+    assert len([*(folder / store.RESULTS).glob(f"[!.]*/{store.HASHES}")]) == 3
     (best,) = (folder / store.RESULTS).glob("*/metrics/eval.json")
     assert figures.read(best.parent, TrainFigures).val_accuracy == float(table[0]["val_accuracy"])
 
 
-@pytest.mark.nightly(
-    "two starts of a sweep, and one that is killed; make test-ci has a sweep, the runner and the store"
-)
-def test_a_sweep_that_is_killed_gives_the_same(reference: Path, tmp_path: Path) -> None:
-    """Killed (KILL) when one trial has finished, which does not run again; test_folds.py kills a DVC and a training."""
-    folder = project(tmp_path / "project", RANDOM, train__epochs=EPOCHS)
-    running = studies.start(folder, *SWEEP, "--jobs", "2")
-    wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
-    assert running.poll() is None, "it ended before the kill"
-    running.kill()
-    running.wait()
-    wait_for(lambda: not working_in(folder / COPIES), "what it started goes on")
-    assert not (folder / OUTPUTS[0]).exists()
-    before = finished(folder)
-    finish_sweep(folder, "--jobs", "2")
-    assert before.items() <= finished(folder).items()
-    for name in OUTPUTS:
-        assert (folder / name).read_bytes() == (reference / name).read_bytes()
-    before = finished(folder)
-    assert "3 of 3 trainings have finished before" in finish_sweep(folder, "--jobs", "2")
-    assert finished(folder) == before
-
-
 @pytest.mark.nightly("two more sweeps; make test has the runner and the search, make test-ci a sweep")
 def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: Path) -> None:
-    """What runs saves its state, and the next start goes on."""
+    """What runs saves its state, and the next start goes on. test_folds.py kills a study, a DVC and a training."""
     content = {"search": "grid", "params": {"train.lr": [1000.0, 0.01]}}
     folder = project(tmp_path / "project", content)
     before = state(folder)
@@ -164,9 +125,10 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
 
 
 @pytest.mark.nightly("repro with export and report, twice; make test has the sweep before it")
-def test_a_trial_is_taken_over_without_a_training(reference: Path, tmp_path: Path) -> None:
+def test_a_trial_is_taken_over_without_a_training(tmp_path: Path) -> None:
     """By `perennial try` with its settings. The training comes from the run cache."""
-    folder = shutil.copytree(reference, tmp_path / "project", symlinks=True)
+    folder = project(tmp_path / "project", RANDOM)
+    finish_sweep(folder, "--jobs", "2")
     lr = next(row["train.lr"] for row in rows(folder) if row["train.lr"] != "0.01")
     call(folder, sys.executable, "-m", "pipeline", "repro")
     commit(folder)

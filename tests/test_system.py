@@ -1,13 +1,11 @@
 """Errors of the system: disks, limits, memory, clocks. Each gives one line with the remedy."""
 
 import errno
-import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ import pytest
 import torch
 
 from pipeline.__main__ import main
-from pipeline.base import errors, files, locks
+from pipeline.base import errors, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.command_line import COMMANDS
-from pipeline.config import document, params
-from pipeline.learning.world import World
+from pipeline.config import document
 from pipeline.running import provenance
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, change, read_params, write_params
@@ -145,16 +142,6 @@ def test_what_git_prints_may_be_no_utf_8() -> None:
     assert dvc_lock.committed() == {}
 
 
-def test_an_output_that_nobody_takes_is_a_line() -> None:
-    """Printing to a full disk gives one line, and no second error when Python ends."""
-    with Path("/dev/full").open("w") as full:
-        done = run(PROJECT, *PARAMS, stdout=full)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("params: ")
-    assert "No space left on device" in line
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO, errno.ENOSYS])
 def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not mistaken for a held lock, and no lock file without a lock is created."""
@@ -166,21 +153,6 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
     with pytest.raises(OSError, match=r"lock") as error, locks.hold(tmp_path / "run", "works"):
         pass
     assert error.value.filename == str(tmp_path / "run/lock")
-
-
-def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The duration of a run comes from the monotonic clock."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
-    config = params.parse(read_params())
-    world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-    files.write_text(tmp_path / "models/model.safetensors", "")
-    began = time.monotonic()
-    monkeypatch.setattr("time.time", lambda: -1e9)
-    provenance.write(tmp_path, config, world, began, 7, {})
-    record = json.loads((tmp_path / provenance.FILE).read_text())
-    assert 0 <= record["seconds"] < 1000
-    assert record["images_per_second"] >= 0
 
 
 def test_imports_without_memory_are_a_line() -> None:

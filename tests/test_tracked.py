@@ -41,11 +41,10 @@ OTHERS_REFUSED = "test_packed_images_of_another_size_or_fit_than_the_params_say_
 IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test that shows no effect
     ("split", "prepare.fit"): "test_fitting.py::test_split_names_the_remedy_and_writes_the_same_bytes",
     **{("evaluate", f"prepare.{key}"): f"test_prepare.py::{OTHERS_REFUSED}" for key in ("size", "fit")},
-    (
-        "evaluate",
-        "train.backend",
-    ): "test_evaluate.py::test_neither_processes_nor_the_precision_change_a_byte",  # it moves bytes
-    ("evaluate", "run.processes"): "test_evaluate.py::test_neither_processes_nor_the_precision_change_a_byte",
+    **{  # the backend moves bytes
+        ("evaluate", leaf): "test_evaluate.py::test_neither_processes_nor_the_precision_change_a_byte"
+        for leaf in ("train.backend", "run.processes")
+    },
 }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
-from pipeline.learning import collectives, results, state, validation
+from pipeline.learning import collectives, results, schedule, state, validation
 from pipeline.learning.loop import Totals
 from pipeline.learning.readout import Readout
 from pipeline.learning.world import World
@@ -73,6 +73,9 @@ def test_tensorboard_shows_the_run(finished_run: Path) -> None:
     for tag in ("loss/train", "loss/val", "accuracy/val", "learning_rate", "images_per_second", "gpu_memory"):
         assert len(events.Scalars(tag)) >= 2, tag
     assert [event.step for event in events.Scalars("loss/train")] == [2, 4, 6, 8, 9]
+    rates = schedule.learning_rates(params.load(finished_run / "params.yaml").train, rows=36)
+    shown = [rates[step - 1] for step in (2, 4, 6, 8, 9)]
+    assert [event.value for event in events.Scalars("learning_rate")] == pytest.approx(shown)
     history = [float(row["val_accuracy"]) for row in files.read_csv(finished_run / "metrics/history.csv")]
     assert [event.value for event in events.Scalars("accuracy/val")] == pytest.approx(history)
     assert events.Tags()["images"] == ["crops"]
@@ -96,10 +99,8 @@ def test_a_training_says_what_it_will_do_and_exports_the_best_epoch(tmp_path: Pa
     figures = json.loads((folder / "metrics/train.json").read_text())
     assert f"{figures['val_accuracy']:.4f}" in later.splitlines()[-1]
     accuracies = [float(row["val_accuracy"]) for row in files.read_csv(folder / "metrics/history.csv")]
-    assert (figures["exported_epoch"], figures["val_accuracy"]) == (
-        accuracies.index(max(accuracies)) + 1,
-        max(accuracies),
-    )
+    best = (accuracies.index(max(accuracies)) + 1, max(accuracies))
+    assert (figures["exported_epoch"], figures["val_accuracy"]) == best
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

@@ -23,16 +23,9 @@ def row(command: str, images: int, train: Mapping[str, Any], tested: int, on_tes
     """A row: the command, the images, the model and its settings, and the accuracy on the tested images."""
     solved = train.get("freeze_backbone")
     accuracy, low, high = (on_test[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-    return [
-        f"`{command}`",
-        f"{images:,}",
-        train["model"],
-        str(train["eval_crop"]),
-        train["weights"],
-        "–" if solved else str(train["epochs"]),
-        f"{tested:,}",
-        f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
-    ]
+    epochs = "–" if solved else str(train["epochs"])
+    settings = [train["model"], str(train["eval_crop"]), train["weights"], epochs]
+    return [f"`{command}`", f"{images:,}", *settings, f"{tested:,}", f"{accuracy:.3f} ({low:.3f}–{high:.3f})"]
 
 
 def of_demo() -> list[str]:

@@ -18,7 +18,6 @@ The stage is one process without its launcher, forked from a process that has im
 
 import ctypes
 import errno
-import hashlib
 import importlib
 import os
 import shutil
@@ -40,6 +39,7 @@ from benchmarks.harness.measuring import Row, Worker
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.dataset import feature_file
+from tests.helpers.trainings import digests
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
@@ -149,20 +149,9 @@ def _run_in_fork(stage: Callable[[], int], library: Any, folder: Path, at: int, 
 # ---------------------------------------------------------------- the files after a run
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, or of the names and contents of a folder's files; empty if the path does not exist."""
-    if path.is_file():
-        return files.sha256(path)
-    if not path.is_dir():
-        return ""
-    contents = sorted(file for file in path.rglob("*") if file.is_file())
-    listing = "".join(f"{file.relative_to(path)} {files.sha256(file)}\n" for file in contents)
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def outputs(folder: Path, stage: str) -> dict[str, str]:
-    """The digest of each output."""
-    return {name: digest(folder / name) for name in workspace.declared(stage)}
+def outputs(folder: Path, stage: str) -> dict[str, dict[str, str]]:
+    """The digest of each file of each output; none of an output that does not exist."""
+    return {name: digests(folder, name) for name in workspace.declared(stage)}
 
 
 def names(folder: Path) -> set[str]:
@@ -194,8 +183,8 @@ class Reference:
     """A stage's run without a fault."""
 
     before: Path  # the folder before the run
-    earlier: dict[str, str]  # digests of the outputs before the run
-    right: dict[str, str]  # and after it
+    earlier: dict[str, dict[str, str]]  # digests of the outputs before the run
+    right: dict[str, dict[str, str]]  # and after it
     names: set[str]  # all files after it
     operations: int
 
@@ -243,7 +232,7 @@ class Project:
                 "tracebacks": any(word in first.output + again.output for word in ("Traceback", "Exception ignored")),
                 "false_records": first.status == 0 and digests != reference.right,
                 "partial_outputs": any(
-                    value not in (reference.earlier[name], reference.right[name], "") for name, value in digests.items()
+                    value not in (reference.earlier[name], reference.right[name], {}) for name, value in digests.items()
                 ),
                 "unreported_files": error > 0 and not all(path in first.output for path in hidden_files),
                 "leftovers": again.status != 0 or outputs(folder, stage) != reference.right or bool(stray),

@@ -1,13 +1,9 @@
-"""A small untrained model with packed images of its own, the stage evaluate on it, and a longer graph for ONNX."""
+"""A small untrained model with packed images of its own, evaluated and exported."""
 
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.base import files
@@ -33,8 +29,12 @@ def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Gener
     Image.fromarray(pixels.astype(np.uint8)).save(path)
 
 
-def make(folder: Path) -> Params:
-    """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do."""
+def export_model(folder: Path) -> None:
+    """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do.
+
+    The model is evaluated, and exported with limits that give each image one class.
+    """
+    folder.mkdir()
     write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4))
     config = params.load(folder / "params.yaml")
     random, lines = np.random.default_rng(0), []
@@ -56,33 +56,11 @@ def make(folder: Path) -> Params:
     history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))
     results.write(config, data.classes, weights, state.Progress(step=1, history=history))
-    return config
-
-
-def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
-    """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
-    return starts.run(command, cwd=folder)
-
-
-def export_model(folder: Path) -> None:
-    """Fill a folder as `make` does, evaluate the model, and export it with limits that give each image one class."""
-    folder.mkdir()
-    make(folder)
-    done = run(folder, processes=1)
-    assert done.returncode == 0, done.stderr
-    weights = files.sha256(folder / "models/model.safetensors")
-    acceptance.write(folder / "models", acceptance.make(weights, 0.95, [0.0] * 60, len(CLASSES)))
+    starts.run([sys.executable, "-m", "pipeline", "rank", "evaluate"], cwd=folder, check=True)
+    digest = files.sha256(folder / "models/model.safetensors")
+    acceptance.write(folder / "models", acceptance.make(digest, 0.95, [0.0] * 60, len(CLASSES)))
     starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder, check=True)
 
 
 def config_of(folder: Path) -> Params:
     return below(folder, params.load(folder / "params.yaml"))
-
-
-def append(model: onnx.ModelProto, node: onnx.NodeProto, **constants: NDArray[Any]) -> None:
-    """Add a last node, which takes the logits as `early`, and constants."""
-    model.graph.node[-1].output[0] = "early"
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
-    model.graph.node.append(node)

@@ -25,30 +25,21 @@ def of_torchrun(size: int) -> list[dict[str, str]]:
 
 
 def run_ranks(size: int, program: str, *arguments: str) -> None:
-    """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
-    assert world_of(size, program, *arguments) == [0] * size
-
-
-def world_of(size: int, program: str, *arguments: str, logs: Sequence[Path] = ()) -> list[int | None]:
-    """The exit statuses of the same processes. `logs`: a file for each one, for its output and errors."""
-    return fork_world([f"tests.ranks.{program}", *arguments], starts.PROJECT, of_torchrun(size), logs)
+    """Run `python -m tests.ranks.<program>` in `size` processes that form a world."""
+    fork_world([f"tests.ranks.{program}", *arguments], starts.PROJECT, of_torchrun(size))
 
 
 def train(folder: Path, places: Sequence[dict[str, str]] = ()) -> Path:
     """Train with two processes, without their launcher. `places`: other variables than torchrun's."""
     variables = [{**required_variables(1, True), **place} for place in places or of_torchrun(2)]
-    assert fork_world(["pipeline", "rank", "train"], folder, variables) == [0, 0]
+    fork_world(["pipeline", "rank", "train"], folder, variables)
     return folder
 
 
-def fork_world(
-    words: list[str], folder: Path, variables: Sequence[dict[str, str]], logs: Sequence[Path] = ()
-) -> list[int | None]:
-    """The exit statuses of `python -m <words>`, once with each of these variables."""
-    processes = [
-        starts.fork([sys.executable, "-m", *words], {**os.environ, **own}, folder, *files)
-        for own, files in zip(variables, [(log, log) for log in logs] or len(variables) * [()], strict=True)
-    ]
+def fork_world(words: list[str], folder: Path, variables: Sequence[dict[str, str]]) -> None:
+    """Run `python -m <words>` once with each of these variables. All of them must end with 0."""
+    command = [sys.executable, "-m", *words]
+    processes = [starts.fork(command, {**os.environ, **own}, folder) for own in variables]
     for process in processes:
         process.join()
-    return [process.exitcode for process in processes]
+    assert [process.exitcode for process in processes] == [0] * len(processes)

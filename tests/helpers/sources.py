@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files
 from pipeline.config import params
 from tests.conftest import read_params
 
@@ -69,11 +68,6 @@ def project(folder: Path, **data: Any) -> params.Params:
     raw["data"] |= data
     (folder / "params.yaml").write_text(json.dumps(raw))
     return params.load(folder / "params.yaml")
-
-
-def archive_project(folder: Path, archive: Path, **data: Any) -> params.Params:
-    """A project whose images come from this archive."""
-    return project(folder, source="archive", url=f"file://{archive}", sha256=files.sha256(archive), **data)
 
 
 @contextmanager

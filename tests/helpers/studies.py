@@ -7,7 +7,6 @@ from pathlib import Path
 
 from benchmarks.harness import workspace
 from pipeline.studies import runner
-from tests.helpers.trainings import working_in
 
 
 def start(project: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -16,11 +15,6 @@ def start(project: Path, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "pipeline", *words]
         environ = workspace.environment(project.parent)
         return subprocess.Popen(command, cwd=project, env=environ, stdout=log, stderr=log)
-
-
-def kill(copy: Path, *words: str) -> None:
-    """Kill the process in a work copy that has all these words in its command."""
-    next(process for process in working_in(copy, *words) if Path(process.cwd()) == copy).kill()
 
 
 def copies_at(copies: Path, epoch: int) -> list[Path]:
