@@ -311,6 +311,7 @@ def test_images_that_were_trained_on_are_counted_apart(
     assert ["1 of 2 images were used" in said, "not used in training" in said] == [True, True]
     text = " ".join(parsed(page.read_text()).one("section", id="classes").text.split())
     assert [line.removeprefix("predict: ")[1:] in text for line in said.splitlines()[-4:-1]] == [True] * 3
+    assert text.index("not used in training") < text.index("1 of 2 images were used")  # so the large figure is theirs
 
 
 def test_the_photos_to_label_next_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,9 @@ def page(answers: Sequence[Answer], config: Params, request: Request, used: Coll
     from pipeline.reporting.gallery import Album, HeatMaps
     from pipeline.sources.originals import Originals
 
-    labelled = [one for one in answers if one.label]
+    labelled, sentences = [one for one in answers if one.label], list(shares(answers, used, request))
+    if used and (others := [one for one in labelled if one.file not in used]):  # their share is not too high
+        labelled, sentences = others, [sentences[-1], *sentences[:-1]]
     parts = {"To label next, in this order": answers} if request.next else _kinds(answers)
     kinds = [(title, part[:MOST], len(part)) for title, part in parts.items() if part]
     shown = [one for _, part, _ in kinds for one in part]
@@ -53,7 +55,7 @@ def page(answers: Sequence[Answer], config: Params, request: Request, used: Coll
     return rendering.page(
         "predict.html.jinja",
         images=len(answers),
-        sentences=[f"{text[0].upper()}{text[1:]}." for text in shares(answers, used, request)],
+        sentences=[f"{text[0].upper()}{text[1:]}." for text in sentences],
         accuracy=sum(one.is_right for one in labelled) / len(labelled) if labelled else None,
         is_known=bool(used or request.split),
         classes=_classes(answers),

@@ -162,10 +162,14 @@ def describe_total(config: Params, run_parts: Sequence[Part]) -> str:
 def report_lines(config: Params, survey: Survey) -> Iterator[str]:
     """Lines with the time of a run and of its parts, and the reasons. Raises UserError as `measure_times` does."""
     yield "Measuring how long a few batches take …"
+    load, cores = os.getloadavg()[0], linux.usable_cores()
     run_parts = measure_parts(config, survey)
     yield f"Time of a run: {bold(describe_total(config, run_parts))}"
     for part in run_parts:
         yield f"  {part.name:<18} {time_in_words(part.seconds) if part.seconds else 'not known':<18} {part.reason}"
+    if load > cores and config.train.device == "cpu" and "OMP_WAIT_POLICY" not in os.environ:
+        remedy = "export OMP_WAIT_POLICY=passive makes that faster (docs/performance.md)"
+        yield f"note: other programs use these cores (load {load:.1f} on {cores}), so it takes longer; {remedy}"
 
 
 def _gpus_are_elsewhere(config: Params) -> bool:

@@ -3,7 +3,7 @@
 The last step doubles the images. Its gain is measured on the same images, so its interval is that of a paired
 difference [Agresti, Min 2005]: of n images, b are right only with all training images and c only with half of them, and
 half an image is added to each of the four counts. The number of epochs is the same, so a smaller share also has fewer
-steps.
+steps; a head that is solved has none.
 """
 
 import math
@@ -162,7 +162,7 @@ def write(
     files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | conditions)
     page = rendering.page(
         "curve.html.jinja", model=config.train.model, images=len(labels), points=points, sentence=sentence,
-        classes=classes,
+        classes=classes, has_epochs=config.train.head == "trained",
         chart=charts.growth("curve", "Accuracy by training images", "training images",
                             [(counts[share], one) for share, one in accuracies.items()]),
     )  # fmt: skip

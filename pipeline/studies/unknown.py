@@ -102,6 +102,7 @@ def ask(label: str, trained: store.Result, originals: Originals) -> tuple[int, l
     """
     rows = split_table.all_rows(trained.folder / Paths.split)
     asked = {str(originals.file(row.path)[0]): row for row in rows if row.split == "test" or row.reason == LEAVE_OUT}
+    print(f"folds: the model without {visible(label)} classifies {len(asked):,} images", flush=True)
     limit = acceptance.limit_of(trained.folder / Paths.models)
     if limit.reason:
         raise UserError(Fault(f"without {label}", "no limit", "failed", limit.reason, remedy="run again"))
