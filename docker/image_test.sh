@@ -34,7 +34,7 @@ fi
 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} # one kind of GPU is enough to see that it builds
 # Tests that use the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
 # reference implementations, and stages as processes. The other tests are about the code, and run on the host.
-TESTS=(augment images metrics network prepare random_params resample sampler storage threads)
+TESTS=(augment images metrics network prepare random_params resample sampler storage)
 SUMMARY=()
 
 refuse() {
