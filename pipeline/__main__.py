@@ -34,7 +34,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from pipeline.base import linux
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.errors import Fault, UserError, check_folder, exit_status
 from pipeline.command_line import (
     BELOW,
     COMMANDS,
@@ -53,7 +53,6 @@ from pipeline.command_line import (
     version,
 )
 from pipeline.running import terminal
-from pipeline.versioning import programs
 
 LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.launch")
 
@@ -141,7 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         if needs_project:
-            programs.check_folder("project", Path.cwd())
+            check_folder("project", Path.cwd())
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.
         module = importlib.import_module(module_of(arguments))
         if signal.getsignal(signal.SIGINT) is end_at_once:

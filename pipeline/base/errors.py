@@ -102,6 +102,12 @@ def raise_if_any(faults: Iterable[Fault]) -> None:
         raise UserError(*fault_list)
 
 
+def check_folder(key: str, folder: Path) -> None:
+    """Raise UserError, about this key, for a folder in which DVC cannot work."""
+    if any("\udc80" <= letter <= "\udcff" for letter in str(folder)):  # a byte that is no UTF-8, as Python reads it
+        raise UserError(Fault(key, ascii(str(folder)), "value", "DVC needs a path in UTF-8", remedy="rename it"))
+
+
 def missing(path: Path | str, remedy: str, value: str = "not found") -> UserError:
     """The error for a file or folder that does not exist."""
     return UserError(Fault(str(path), value, "missing", remedy=remedy))

@@ -10,9 +10,9 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
-from pipeline.base import files
+from pipeline.base import errors, files
 from pipeline.base.errors import Fault, UserError
-from pipeline.versioning import programs, releases
+from pipeline.versioning import releases
 
 INSTALLATION = Path(__file__).parents[2]
 README = """# {name}
@@ -32,7 +32,7 @@ The documents are in `docs/` of the repository of Perennial.
 
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder that has files, or that is in a project, or in which DVC cannot work."""
-    programs.check_folder("FOLDER", folder)
+    errors.check_folder("FOLDER", folder)
     allowed = "a new or an empty folder, outside of other projects"
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         reason = "it is not empty" if folder.is_dir() else "it is a file"

@@ -27,12 +27,6 @@ def environment() -> dict[str, str]:
     return environ
 
 
-def check_folder(key: str, folder: Path) -> None:
-    """Raise UserError, about this key, for a folder in which DVC cannot work."""
-    if any("\udc80" <= letter <= "\udcff" for letter in str(folder)):  # a byte that is no UTF-8, as Python reads it
-        raise UserError(Fault(key, ascii(str(folder)), "value", "DVC needs a path in UTF-8", remedy="rename it"))
-
-
 def output(
     *command: str,
     cwd: Path | None = None,
