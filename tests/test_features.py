@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pipeline.base import elementary
+from pipeline.base import elementary, files
 from pipeline.config.model_names import PACKAGED
-from pipeline.dataset import packed
+from pipeline.dataset import feature_file, packed
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.learning import inference
@@ -91,24 +91,48 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow("the features of the whole run above, and of a killed one; make test solves the equations")
-def test_a_killed_start_goes_on_after_its_parts(whole: Path, tmp_path: Path) -> None:
-    """With two processes: the bits of one, and a finished part is not computed again."""
+def test_features_of_an_earlier_start_are_not_computed_again(whole: Path, tmp_path: Path) -> None:
+    """Of a killed one, with two processes: the bits of one. Of a finished one, if an image has other pixels now."""
     folder = small_world(tmp_path / "killed", 200, **SOLVED | {"run__processes": 2})
     run(folder, "weights")
-    processes, sign = fork_ranks(folder, "features"), ".dvc/tmp/features/*/0.npy"
+    processes, sign = fork_ranks(folder, "features"), ".dvc/tmp/features/*/*.npy"
     wait_for(lambda: [*folder.glob(sign)] or processes[0].exitcode is not None, f"no {sign}")
     for process in processes:
         process.kill()
     ends(processes)
     assert not (folder / "data/features").exists()
     (part,) = folder.glob(sign)
-    expected, size = np.load(whole / "data/features/features.npy"), len(np.load(part))
-    assert 0 < size < len(expected)
-    assert np.array_equal(np.load(part), expected[:size])
-    np.save(part, expected[:size] * 0)
+    expected = np.load(whole / "data/features/features.npy")
+    kept = feature_file.known(part.parent)
+    assert 0 < len(kept) < len(expected)
+    assert np.array_equal([*kept.values()], expected[: len(kept)])
+    expected[: len(kept)] = 0
+    feature_file.keep(part.parent, [*kept], expected[: len(kept)])
+    part.unlink()
     run(folder, "features")
-    expected[:size] = 0
     assert np.array_equal(np.load(folder / "data/features/features.npy"), expected)
+
+    other = packed.load(folder / "data/packed", folder / "data/split.csv").images[::-1]
+    files.remove(folder / "data/packed")  # it may be a link
+    (folder / "data/packed").mkdir()
+    packed.write(folder / "data/packed", [np.roll(other[0], 1), *other[1:]], len(other), other.shape[1])
+    run(folder, "features")
+    after = np.load(folder / "data/features/features.npy")
+    assert np.array_equal(after[1:], expected[:-1][::-1])
+    assert not np.array_equal(after[0], expected[-1])
+    assert after[0].any()
+
+
+def test_a_damaged_file_of_features_is_refused(tmp_path: Path) -> None:
+    """One byte of one number is enough."""
+    images, values = [b"a" * 40, b"b" * 40], np.arange(40, dtype=np.float32).reshape(2, 20)
+    path = feature_file.keep(tmp_path, images, values)
+    known = feature_file.known(tmp_path)
+    assert [*known] == images
+    assert np.array_equal([*known.values()], values)
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    with refuses((str(path), "damaged")):
+        feature_file.known(tmp_path)
 
 
 def validation(folder: Path) -> tuple[float, float]:

@@ -82,7 +82,8 @@ git commit -am 'Forget photos'
 perennial verify                        in a clone, for others: the model is made without them
 
 What still has them: the original files ({config.paths.inbox}/ or where they came from), earlier commits of Git (their
-names), and DVC's cache and remote (pixels, features, earlier models). To remove the last: git commit, then
-dvc gc --workspace, and for the remote dvc gc --workspace --cloud. Every earlier commit then loses its files, too."""
+names), .dvc/tmp/features/, and DVC's cache and remote (pixels, features, earlier models). To remove the last three:
+git commit, then rm -r .dvc/tmp/features, dvc gc --workspace, and for the remote dvc gc --workspace --cloud. Every
+earlier commit then loses its files, too."""
     )
     return 0

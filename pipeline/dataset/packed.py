@@ -110,6 +110,13 @@ class Packed:
                     raise ValueError(f"{actual:,} bytes, not {expected:,}")
         return linux.map_files(list(shards)).reshape(self.content.shape)
 
+    @cached_property
+    def hashes(self) -> NDArray[np.uint8]:
+        """The SHA-256 of the pixels of each image, uint8 [N, 32]. Raises UserError if images.sha256 is damaged."""
+        path = self.folder / HASHES
+        with schema.reading(path, schema.checkout(self.folder)):
+            return hashes_of(path.read_bytes(), self.content)
+
     def rows(self, split: str) -> NDArray[np.int64]:
         """The indices of the images of one split, ascending."""
         return np.flatnonzero(self.splits == split)

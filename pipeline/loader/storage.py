@@ -46,6 +46,10 @@ class ImageStore:
         """How many batches a thread collects ahead; 0: none, because a CPU is busy with the steps themselves."""
         return 1 if self.device.type == "cuda" else 0
 
+    def hashes(self, data: Packed) -> NDArray[np.uint8]:
+        """The SHA-256 of the pixels of each image, uint8 [N, 32]."""
+        return data.hashes
+
     def collect(self, rows: NDArray[np.int64]) -> Collected:
         """Images and row numbers int64 [n] to copy to the device, so that it has the given rows [n].
 
@@ -98,6 +102,9 @@ class StreamedStore(ImageStore):
     def ahead(self) -> int:
         """So many batches are read at the same time, because an answer of the remote takes longer than a step."""
         return stream.BATCHES
+
+    def hashes(self, data: Packed) -> NDArray[np.uint8]:
+        return self.reader.hashes  # this machine has no images.sha256
 
     def collect(self, rows: NDArray[np.int64]) -> Collected:
         """The images of these rows [n], in order. They are read in a thread; an error is raised where they are used."""
