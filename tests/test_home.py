@@ -52,9 +52,11 @@ def test_each_page_is_listed_with_what_it_says_first(here: Path) -> None:
 
 
 def test_a_run_ends_with_the_list(finished: Path) -> None:
-    """`perennial repro` writes it: the report, with its accuracy; the photos have the name of the project."""
+    """`perennial repro` writes it: the report, with its accuracy and first photo, under the name of the project."""
     root = listed(finished)
     assert [one.attributes["href"] for one in root.one("main").all("a")] == ["index.html"]
     accuracy = json.loads((finished / "metrics/eval.json").read_text())["accuracy"]
     assert root.one("main").all("p")[0].text.startswith(f"{100 * accuracy:.1f}\u00a0% of ")
     assert root.one("h1").text == finished.name
+    photo = parsed((finished / "reports/index.html").read_text()).all("img")[0]
+    assert [one.attributes["src"] for one in root.all("img")] == [photo.attributes["src"]]

@@ -1,5 +1,7 @@
 """The stage report: one page about a run, looked at with a real browser."""
 
+import base64
+import io
 import itertools
 import json
 import math
@@ -20,13 +22,13 @@ from pipeline.command_line import COMMANDS
 from pipeline.config.params import Fit
 from pipeline.data import corrections
 from pipeline.data.suspects import Suspect
-from pipeline.dataset import split_table, squares
+from pipeline.dataset import packed, split_table, squares
 from pipeline.dataset.split_table import ImageRow
 from pipeline.evaluation.metrics import Share
-from pipeline.loader import center
+from pipeline.loader import center, sampler
 from pipeline.models import description
 from pipeline.models.description import View
-from pipeline.reporting import audit, charts, facts, gallery, heat_maps, outcome, page, rendering, settings
+from pipeline.reporting import audit, charts, facts, first_step, gallery, heat_maps, outcome, page, rendering, settings
 from pipeline.reporting.facts import Facts
 from pipeline.reporting.thumbnails import Thumbnail
 from pipeline.sources import originals
@@ -96,6 +98,27 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(reported: Path, ele
 
 
 # ---- what it says ----
+
+
+def test_the_first_training_images_are_those_that_the_model_gets(reported: Path, elements: Element) -> None:
+    """Whole and not mirrored, they are the packed images of the first step, in its order; a solved head has no step."""
+    alts = [one.attributes["alt"] for one in elements.one("p", class_="crops").all("img")]
+    assert alts == [f"training image {number}" for number in range(1, first_step.COUNT + 1)]
+    config = reports.config_in(reported)
+    plain = {"crop": 72, "crop_scale": (1.0, 1.0), "flip": 0.0}
+    config = config.model_copy(update={"train": config.train.model_copy(update=plain)})
+    shown = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(one.source.partition(",")[2])))).astype(float)
+        for one in first_step.pictures(config)
+    ]
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    rows = data.rows("train")
+    batch = rows[sampler.batch_rows(config.train.seed, 0, config.train.batch_size, len(rows))]
+    distances = [[np.abs(one - image).mean() for image in data.images[rows]] for one in shown]
+    assert [int(rows[np.argmin(row)]) for row in distances] == batch[: first_step.COUNT].tolist()
+    assert max(min(row) for row in distances) < 20  # noise as a JPEG; of others at least 40
+    solved = {"head": "solved", "freeze_backbone": True}
+    assert not first_step.pictures(config.model_copy(update={"train": config.train.model_copy(update=solved)}))
 
 
 def test_every_file_that_is_left_out_is_there_with_its_reason(elements: Element) -> None:

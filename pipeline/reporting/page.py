@@ -21,10 +21,11 @@ def page(
     pictures: Mapping[str, Thumbnail],
     maps: HeatMaps = NO_HEAT_MAPS,
     nearest: Mapping[str, Sequence[ImageRow]] = {},
+    first_step: Sequence[Thumbnail] = (),
 ) -> str:
     """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail.
 
-    `nearest`: path of a mistake → the training photos beside it.
+    `nearest`: path of a mistake → the training photos beside it. `first_step`: images as the training gets them.
     """
     outcome = facts.outcome
     classes, counts = outcome.classes, outcome.counts
@@ -51,6 +52,7 @@ def page(
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
+        first_step=first_step,
         choices=gallery.choices(classes),
         corrections=corrections,
         suspects=suspects,

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.base import threads
@@ -63,6 +65,12 @@ def of_picture(path: Path) -> Thumbnail:
     """The thumbnail of a picture that this project wrote."""
     with Image.open(path) as image:
         return encode(image.convert("RGB"), image.size)
+
+
+def of_pixels(pixels: NDArray[np.uint8]) -> Thumbnail:
+    """The thumbnail of RGB pixels [h, w, 3]."""
+    image = Image.fromarray(pixels)
+    return encode(image, image.size)
 
 
 def encode(image: Image.Image, size: tuple[int, int]) -> Thumbnail:

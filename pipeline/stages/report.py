@@ -17,7 +17,7 @@ from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import suspects
 from pipeline.dataset import split_table
-from pipeline.reporting import facts, gallery, heat_maps, nearest, page, thumbnails
+from pipeline.reporting import facts, first_step, gallery, heat_maps, nearest, page, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
@@ -55,7 +55,8 @@ def run(config: Params) -> None:
         classify.set_variables(config.train, replace(run_facts.model, arithmetic="portable"))
     maps = heat_maps.heat_maps(config, run_facts.model, source, answers.mistakes)
     target = Path(paths.reports) / "index.html"
-    files.write_text(target, page.page(run_facts, answers, pictures, maps, near))
+    text = page.page(run_facts, answers, pictures, maps, near, first_step.pictures(config))
+    files.write_text(target, text)
     print(f"report: {target}: open it in a browser")
 
 

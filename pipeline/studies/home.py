@@ -1,4 +1,4 @@
-"""The page reports/home.html: every page of the folder, with what each says first.
+"""The page reports/home.html: every page of the folder, with what each says first, and its first photo.
 
 No stage writes this page, and nothing hashes it. So it names the commit, and the folder of the photos.
 """
@@ -10,11 +10,12 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.reporting import rendering
+from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 from pipeline.versioning import programs
 
 PAGE, REPORT = "home.html", "index.html"
 HEAD = re.compile(r'<meta name="description" content="(.*?)">\n<title>(.*?)</title>', re.DOTALL)  # of page.html.jinja
-LONGEST_HEAD = 8192  # characters
+PHOTO = re.compile(r'<img src="(data:image/jpeg;base64,[\w+/=]+)" width="(\d+)" height="(\d+)"')  # of parts.html.jinja
 
 
 def write_page(config: Params, name: str, text: str) -> Path:
@@ -40,8 +41,11 @@ def write(config: Params) -> Path:
     return folder / PAGE
 
 
-def _head(path: Path) -> tuple[str, str]:
-    """The title of a page, and what it says first. A page that this project did not write has its name alone."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        found = HEAD.search(file.read(LONGEST_HEAD))
-    return (html.unescape(found[2]), html.unescape(found[1]).replace("\n", " ")) if found else (path.name, "")
+def _head(path: Path) -> tuple[str, str, Thumbnail]:
+    """The title of a page, what it says first, and its first photo. Of a page of others, only the name is known."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found, photo = HEAD.search(text), PHOTO.search(text)
+    if not found:
+        return path.name, "", NO_PICTURE
+    title, said = html.unescape(found[2]), html.unescape(found[1]).replace("\n", " ")
+    return title, said, Thumbnail(photo[1], int(photo[2]), int(photo[3])) if photo else NO_PICTURE
