@@ -68,11 +68,12 @@ def _on_gpu(groups: Groups) -> bool | None:
 
 
 def _sgd(groups: Groups, lr: float, momentum: float, nesterov: bool) -> Optimizer:
-    """torch's SGD. GradScaler skips a step with an overflow before it, as for any other optimizer."""
+    """torch's SGD. On a GPU its kernel itself skips a step with an overflow, so the host does not wait for it."""
     optimizer = SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_on_gpu(groups))
-    # A fused SGD says that its kernel itself skips such a step. If that is the first step, torch 2.11 keeps a momentum
-    # that the kernel has not written.
-    vars(optimizer)["_step_supports_amp_scaling"] = False
+    if _on_gpu(groups) and momentum:
+        # If the first step is skipped, torch 2.11 would keep a momentum that the kernel has not written.
+        for parameter in (parameter for group in groups for parameter in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 

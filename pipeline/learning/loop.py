@@ -122,8 +122,8 @@ def train(
     """Take one training step per batch. Yield each batch after its step, with `totals` updated.
 
     `parallel_model` wraps `learner.model`; `learning_rates` has one value per step, `totals` one row per microbatch.
-    `begin` (`Lookahead.begin` of the batches) is called before the weights are updated. To update them, fp16 and Apex
-    wait for the GPU. The GPU then already has the next batch to make, and does not wait for the host.
+    `begin` (`Lookahead.begin` of the batches) is called before the weights are updated. To update them, Apex, and fp16
+    with Adam, wait for the GPU. The GPU then already has the next batch to make, and does not wait for the host.
     """
     precision, optimizer, share = learner.precision, learner.optimizer, parallel_model.share
     for batch in _exact_batches(batches, precision):
