@@ -146,15 +146,16 @@ def test_a_browser_computes_networks_in_float32(
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_person_sees_answers(browser: "Browser", small: Path, images: list[Path], width: int, tmp_path: Path) -> None:
-    """Two photos and a text file: two answers and a sentence. The limit of this model accepts no photo."""
+    """A text file, then two photos: above its sentence two answers in order. The model's limit accepts no photo."""
     (tmp_path / "note.jpg").write_text("no image")
     with opened(browser, small, width=width) as page:
-        page.set_input_files("input", [*map(str, images[:2]), str(tmp_path / "note.jpg")])
-        page.locator(".file").nth(2).wait_for()
+        for number, some in ((1, [tmp_path / "note.jpg"]), (3, images[:2])):
+            page.set_input_files("input", list(map(str, some)))
+            page.locator(".file").nth(number - 1).wait_for()
         assert page.locator("#results canvas").count() == 2
         assert page.locator("#results b").count() == 0
         names = page.locator(".file").all_inner_texts()
-        assert names == ["note.jpg", images[1].name, images[0].name]  # the newest is the first
+        assert names == [images[0].name, images[1].name, "note.jpg"]
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         logits, _, is_accepted = page.evaluate(ASK)
     theirs = expected(small.with_name("model.onnx"), images[0])

@@ -45,10 +45,10 @@ function draw(canvas, { data, shape: [, , side] }) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-async function show(file) {
+async function show(file, before) {
   const shot = part("figure", "", results), canvas = part("canvas", "", shot), caption = part("figcaption", "", shot);
   shot.className = "shot";
-  results.prepend(shot);
+  results.insertBefore(shot, before);
   part("span", "computing …", caption);
   await new Promise((resume) => setTimeout(resume, 30)); // the browser draws the line above
   try {
@@ -70,8 +70,9 @@ async function show(file) {
   part("span", file.name, name).className = "file";
 }
 
-async function showAll(files) {
-  for (const file of files) await show(file);
+async function showAll(files) { // above the earlier photos, in their own order
+  const before = results.firstChild;
+  for (const file of files) await show(file, before);
 }
 
 document.querySelector("input").addEventListener("change", (event) => showAll([...event.target.files]));
