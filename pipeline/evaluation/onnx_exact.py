@@ -78,6 +78,7 @@ def add_layer(graph: Graph, layer: exact.Layer, values: str, side: int) -> tuple
     sums = graph.add(
         "Conv", values, weight, group=layer.groups, strides=[layer.stride] * 2, pads=[pads[0]] * 2 + [pads[1]] * 2
     )
+    # This rounding changes no whole number. Without it, a runtime would multiply the weights by the factor.
     sums = graph.add("Round", graph.add("Add", sums, layer.offset[:, None, None]))
     result = graph.add("Round", graph.add("Mul", sums, layer.factor[:, None, None]))
     return graph.limited(result, layer.low, layer.high), (side + sum(pads) - layer.kernel) // layer.stride + 1

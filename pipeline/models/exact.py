@@ -64,11 +64,9 @@ class Layer(nn.Module):
         if self.padding is None:  # TensorFlow's "same": at the right and at the bottom there may be one more
             down, right = (self.missing(side) for side in values.shape[-2:])
             values = F.pad(values, (right // 2, right - right // 2, down // 2, down - down // 2))
-        values, weight = values.to(self.sums_in), self.weight.to(self.sums_in)
-        sums = F.conv2d(values, weight, None, self.stride, self.padding or 0, 1, self.groups).float()
-        # The first rounding changes no whole number. Without it, a runtime would multiply the weights by the factor.
-        sums.add_(self.offset[:, None, None]).round_().mul_(self.factor[:, None, None]).round_()
-        return sums.clamp_(self.low, self.high)
+        values, weight, offset = (tensor.to(self.sums_in) for tensor in (values, self.weight, self.offset))
+        sums = F.conv2d(values, weight, offset, self.stride, self.padding or 0, 1, self.groups).float()
+        return sums.mul_(self.factor[:, None, None]).round_().clamp_(self.low, self.high)
 
     def missing(self, side: int) -> int:
         """How many values are added to a side, so that the output has the side / the stride, rounded up."""
@@ -113,7 +111,9 @@ class Exact(nn.Module):
         self.classifier = Head(timm_models.head(net).in_features, classes)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        values = self.blocks(pixels.round().clamp(-RELU_LEVELS, RELU_LEVELS))
+        values = pixels.round().clamp(-RELU_LEVELS, RELU_LEVELS)
+        # Twice as fast on a CPU, with the same whole numbers [measured].
+        values = self.blocks(values.contiguous(memory_format=torch.channels_last))
         places = values.shape[-2] * values.shape[-1]
         maps = values * (places / UNIT)  # a feature is the mean of its map; `heatmap.explain` finds the maps
         features = (maps.sum((2, 3)) * (UNIT / places)).round() / UNIT  # the rounding undoes that of the factor
