@@ -77,8 +77,8 @@ def test_a_photo_of_a_revision_may_be_gone(here: Path, capsys: pytest.CaptureFix
 def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
     """Of a failed run its params are shown; of a model that was only trained, no test; times are those of runs/."""
     timing = {"seconds": 61.4, "images_per_second": 1234.5}
-    first, failed = revision("a", timing=timing), Revision("b", "failed", {"train.lr": 9.0})
-    trained, untimed = revision("c", figures={"val_accuracy": 0.9}, timing=timing), revision("d")
+    first, failed = revision("a", figures=FIGURES | timing), Revision("b", "failed", {"train.lr": 9.0})
+    trained, untimed = revision("c", figures={"val_accuracy": 0.9} | timing), revision("d")
     line = lines(first, failed)[2]
     assert line.split()[:2] == ["b", "failed"]
     assert "train.lr=9" in line
@@ -93,7 +93,7 @@ def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
 def test_a_head_that_is_solved_has_no_images_per_second(tmp_path: Path) -> None:
     """It trains on no image in a step: a dash stands there, and no 0."""
     files.write_json(tmp_path / "a/provenance.json", {"model": "md5", "seconds": 1.5, "images_per_second": 0.0})
-    timed = revision("a", timing=revisions._timing(tmp_path, "md5"))
+    timed = revision("a", figures=revisions._timing(tmp_path, "md5"))
     assert compare.cells(timed, timed, [])[4:6] == ["2", "–"]
 
 

@@ -24,7 +24,8 @@ def run_of(name: str, right: list[bool], epochs: int) -> Run:
     columns = ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
     history = [dict.fromkeys(columns, str(1 / (epoch + 1))) for epoch in range(epochs)]
     figures = FIGURES | {"accuracy": sum(right) / len(right), "exported_epoch": epochs - 1, "seconds": 10.0 * epochs}
-    return Run(name, figures, {"val": 8, "test": len(right)}, rows, history)
+    images = {"val": 8, "test": len(right)}
+    return Run(name, figures=figures, images=images, predictions=rows, history=history)
 
 
 # 1 both right, 2 only the first, 3 only the second, 1 both wrong

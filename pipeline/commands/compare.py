@@ -27,11 +27,12 @@ from pipeline.evaluation.metrics import Comparison
 from pipeline.reporting.gallery import Album
 from pipeline.running.terminal import columns
 from pipeline.studies import home, pair, revisions
+from pipeline.studies.pair import UNKNOWN
 from pipeline.studies.revisions import Revision, Table
 from pipeline.studies.workcopy import WorkCopy
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
-UNKNOWN = "–"
+FORMS = {"val_accuracy": ".3f", "accuracy": ".3f", "macro_f1": ".3f", "seconds": ",.0f", "images_per_second": ",.0f"}
 TEST = "accuracy"  # the figure of the test images
 LEAST_IN_COMMON = 6  # images: of five, no difference is significant, because 2 · 0.5⁵ is above metrics.LEVEL
 
@@ -55,30 +56,17 @@ def _value(value: object) -> str:
     return without_secrets(document.value_text(value))
 
 
-def share(accuracy: float | None, images: int) -> str:
-    """An accuracy with its interval; without, if the number of images is not known."""
-    if accuracy is None:
-        return UNKNOWN
-    if not images:
-        return f"{accuracy:.3f}"
-    low, high = metrics.wilson(round(accuracy * images), images)
-    return f"{accuracy:.3f} ({low:.3f}-{high:.3f})"
-
-
 def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str]:
     """A revision as a row of the table."""
     changes = settings(revision, first, names)
     if revision.state:
         return [revision.name, revision.state, "", "", "", "", changes]
-    known = {**revision.figures, **revision.timing}
-    forms = {"macro_f1": ".3f", "seconds": ",.0f", "images_per_second": ",.0f"}
-    return [
-        revision.name,
-        share(known.get("val_accuracy"), revision.images.get("val", 0)),
-        share(known.get(TEST), revision.images.get("test", 0)),
-        *(f"{known[name]:{form}}" if name in known else UNKNOWN for name, form in forms.items()),
-        changes,
-    ]
+    texts = []
+    for name, form in FORMS.items():
+        share = revision.share(name)
+        interval = f" ({share.low:.3f}-{share.high:.3f})" if share else ""
+        texts.append(f"{revision.figures[name]:{form}}{interval}" if name in revision.figures else UNKNOWN)
+    return [revision.name, *texts, changes]
 
 
 def notes(all_of: Sequence[Revision]) -> Iterator[str]:
@@ -92,7 +80,7 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
         yield f"failed: why: dvc queue logs {failed[0]}"
     if untested := [revision.name for revision in all_of if not revision.state and TEST not in revision.figures]:
         yield f"only trained, not tested: {', '.join(untested)}; to test one: dvc exp apply NAME && perennial repro"
-    if any(not (revision.state or revision.timing) for revision in all_of):
+    if any(not revision.state and "seconds" not in revision.figures for revision in all_of):
         yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
 
 
@@ -190,11 +178,11 @@ def compare_two(
     counts = "; ".join(filter(None, (tested.counts, rest)))
     runs = [
         pair.Run(
-            one.name,
-            {**(on_these_images(one.figures, table) if rest else one.figures), **one.timing},
-            {**one.images, "test": len(table)},
-            table,
-            revisions.table(one.name, experiments, config.paths, figures.HISTORY),
+            name=one.name,
+            figures=on_these_images(one.figures, table) if rest else one.figures,
+            images={**one.images, "test": len(table)},
+            predictions=table,
+            history=revisions.table(one.name, experiments, config.paths, figures.HISTORY),
         )
         for one, table in zip((first, second), common, strict=True)
     ]

@@ -1,23 +1,23 @@
 """The page that compares two runs: McNemar's test, figures, settings, curves, and images that one alone has right."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pipeline.evaluation import metrics
-from pipeline.evaluation.metrics import Share
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.charts import Chart
 from pipeline.reporting.gallery import MOST_ANSWERS, Album
+from pipeline.studies.revisions import Revision, Table
 
-Answers = Mapping[str, str]  # a row of predictions.csv
-Table = Sequence[Mapping[str, str]]  # the rows of a CSV file
-FIGURES = (
-    ("accuracy", "test accuracy"), *((name, title) for name, (title, _) in metrics.FIGURES.items()),
-    ("val_accuracy", "validation accuracy"), ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"),
-    ("seconds", "seconds of training"), ("images_per_second", "images/s"),
-)  # fmt: skip
-IMAGES = {"accuracy": "test", "val_accuracy": "val"}  # a figure that is a share of images → the part that these are
-WHOLE = ("exported_epoch", "seconds", "images_per_second")  # figures without decimals
+FIGURES = {  # key of a figure → its title and its form
+    "accuracy": ("test accuracy", ".4f"),
+    **{name: (title, ".4f") for name, (title, _) in metrics.FIGURES.items()},
+    "val_accuracy": ("validation accuracy", ".4f"),
+    "val_loss": ("validation loss", ".4f"),
+    "exported_epoch": ("exported epoch", ",.0f"),
+    "seconds": ("seconds of training", ",.0f"),
+    "images_per_second": ("images/s", ",.0f"),
+}
 CURVES = (
     ("val_loss", "Validation loss"), ("val_accuracy", "Validation accuracy"), ("train_loss", "Training loss"),
     ("train_accuracy", "Training accuracy"),
@@ -26,21 +26,11 @@ UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run as the page shows it."""
+class Run(Revision):
+    """A revision with its tables, as the page shows it."""
 
-    name: str
-    figures: Mapping[str, float]  # of eval.json and train.json; the seconds and images/s, if they are known here
-    images: Mapping[str, int]  # of each part; 0 if that is not known
-    predictions: Table
-    history: Table  # without rows if neither DVC's cache nor its remote has the table
-
-    def share(self, key: str) -> Share | None:
-        """A figure with its 95 % interval, if it is a share of images whose number is known."""
-        images = self.images.get(IMAGES.get(key, ""))
-        if key not in self.figures or not images:
-            return None
-        return metrics.share(round(self.figures[key] * images), images)
+    predictions: Table = field(default_factory=list)
+    history: Table = field(default_factory=list)  # empty if neither DVC's cache nor its remote has it
 
     @property
     def hits(self) -> list[bool]:
@@ -48,7 +38,7 @@ class Run:
         return [row["label"] == row["prediction"] for row in self.predictions]
 
 
-def alone(first: Run, second: Run) -> tuple[list[Answers], list[Answers]]:
+def alone(first: Run, second: Run) -> tuple[Table, Table]:
     """The images that only the first run has right, and those that only the second one has, with the other's answer."""
     rows = list(zip(first.predictions, second.predictions, first.hits, second.hits, strict=True))
     return [theirs for _, theirs, a, b in rows if a and not b], [ours for ours, _, a, b in rows if b and not a]
@@ -69,7 +59,9 @@ def page(
     """
     runs = (first, second)
     hits = list(zip(first.hits, second.hits, strict=True))
-    known_shares = [(name, [share for run in runs if (share := run.share(key))]) for key, name in FIGURES]
+    known_shares = [
+        (title, [share for run in runs if (share := run.share(key))]) for key, (title, _) in FIGURES.items()
+    ]
     shares = [row for row in known_shares if len(row[1]) == len(runs)]  # those that both runs have
     return rendering.page(
         "compare.html.jinja",
@@ -91,32 +83,23 @@ def page(
 
 
 def _figures(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """The rows of the table of figures: of each run the figure, and its interval if it has one."""
+    """The rows of the table of figures: of each run the figure and its interval, if it has them."""
     return [
         {
-            "name": name,
-            "cells": [(_figure(run, key), run.share(key)) for run in runs],
-            "difference": _difference(runs[0], runs[1], key),
+            "name": title,
+            "cells": [
+                (f"{run.figures[key]:{form}}" if key in run.figures else UNKNOWN, run.share(key)) for run in runs
+            ],
+            "difference": _difference([run.figures[key] for run in runs if key in run.figures], form),
         }
-        for key, name in FIGURES
+        for key, (title, form) in FIGURES.items()
         if any(key in run.figures for run in runs)
     ]
 
 
-def _figure(run: Run, key: str) -> str:
-    return f"{run.figures[key]:,{_decimals(key)}}" if key in run.figures else UNKNOWN
-
-
-def _difference(first: Run, second: Run, key: str) -> str:
-    """The figure of the second run minus that of the first one."""
-    if not (key in first.figures and key in second.figures):
-        return UNKNOWN
-    difference = second.figures[key] - first.figures[key]
-    return f"{round(difference, 0 if key in WHOLE else 4) + 0.0:+,{_decimals(key)}}"  # + 0.0: no "-0"
-
-
-def _decimals(key: str) -> str:
-    return ".0f" if key in WHOLE else ".4f"
+def _difference(known: Sequence[float], form: str) -> str:
+    """The second figure minus the first one, if both are known."""
+    return f"{known[1] - known[0]:+z{form}}" if len(known) > 1 else UNKNOWN  # z: no "-0"
 
 
 def _curve(runs: Sequence[Run], key: str, title: str) -> Chart:

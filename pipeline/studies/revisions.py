@@ -21,13 +21,15 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data import split_report
-from pipeline.evaluation import figures
+from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.evaluation.metrics import Share
 from pipeline.versioning import dvc_lock
 
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (perennial repro)"
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
+IMAGES = {"accuracy": "test", "val_accuracy": "val"}  # a figure that is a share of images → the part that these are
 WITHOUT_FILES = (FAILED, "queued", "running")  # the states of an experiment whose files are those of its commit
 Table = list[dict[str, str]]
 
@@ -39,10 +41,17 @@ class Revision:
     name: str
     state: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)  # section.key → value
-    figures: Mapping[str, float] = field(default_factory=dict)  # of train.json and, if the model was tested, eval.json
+    # Of train.json; of eval.json, if the model was tested; seconds and images_per_second, if they are known here.
+    figures: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # per split; 0 if the table cannot be had
     model: str = ""  # MD5 of the weights
-    timing: Mapping[str, float] = field(default_factory=dict)  # seconds, images_per_second; empty if not known here
+
+    def share(self, key: str) -> Share | None:
+        """A figure with its 95 % interval, if it is a share of images whose number is known."""
+        images = self.images.get(IMAGES.get(key, ""))
+        if key not in self.figures or not images:
+            return None
+        return metrics.share(round(self.figures[key] * images), images)
 
 
 def experiments() -> dict[str, tuple[str, str]]:
@@ -90,7 +99,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
             file = f"{figures.path(paths.metrics, kind)} of {name}"
             by_name |= figures.by_name(figures.parse(text, kind, file, REMEDY))
     images = figures.image_counts(_table(source, f"{paths.metrics}/{split_report.IMAGES}"))
-    return Revision(name, "", settings, by_name, images, model, _timing(Path(paths.runs), model))
+    return Revision(name, "", settings, by_name | _timing(Path(paths.runs), model), images, model)
 
 
 def table(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
