@@ -307,10 +307,10 @@ def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
     ]
     rows += [ImageRow(f"b/{k}.png", "b", "train", group=f"{k // 3}") for k in range(9_000)]
     counts = audit.summarize_split(rows)
-    assert [(one.name, one.count, len(one.examples)) for one in counts.reasons] == [
-        ("truncated", 49_000, 12), ("too small", 999, 12), ("empty", 1, 1)
+    assert [(name, len(rows)) for name, rows in counts.reasons.items()] == [
+        ("truncated", 49_000), ("too small", 999), ("empty", 1)
     ]  # fmt: skip
-    assert (counts.group_count, counts.grouped_image_count, len(counts.groups)) == (3_000, 9_000, 8)
+    assert [len(group) for group in counts.groups] == [3] * 3_000
     assert counts.file_count == 59_000
     data = page_of(known, audit=counts).one("section", id="data")
     assert len(data.all("figure")) == 12 + 12 + 1 + 8 * 3
@@ -325,7 +325,6 @@ def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
     suspects = [Suspect("grey", "0.png", "<a>", "test", 3.5, 8)]
     suspects += [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)]
     counts = audit.summarize_split(rows, suspects)
-    assert [(reason.name, reason.examples[0].is_picture) for reason in counts.reasons] == [("excluded by hand", True)]
     data = page_of(known, audit=counts).one("section", id="data")
     assert [one.text for one in data.all("h4")] == ["excluded by hand: 1 file", "grey: 1 image", "odd size: 9 images"]
     said = [

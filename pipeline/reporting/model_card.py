@@ -38,6 +38,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         few_images=FEW_IMAGES,
         max_rows=MOST_ROWS,
         parts=PARTS,
+        divided_groups=sum(len({row.split for row in group}) > 1 for group in facts.audit.groups),
         used=len(used_paths),
         credited=len(used_credits),
         makers=sorted(makers.items()),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.model_names import EXACT_MODELS
 from pipeline.data import corrections, suspects
-from pipeline.dataset.split_table import ImageRow
+from pipeline.dataset.split_table import BY_HAND, ImageRow
 from pipeline.reporting import charts, gallery, heat_maps, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
@@ -50,6 +50,7 @@ def page(
         hard_answers=hard_answers,
         album=Album(pictures, facts.credits, maps, frames, nearest),
         parts=PARTS,
+        by_hand=BY_HAND,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
         first_step=first_step,

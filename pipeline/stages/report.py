@@ -18,7 +18,7 @@ from pipeline.config.params import Params
 from pipeline.data import suspects
 from pipeline.dataset import split_table
 from pipeline.reporting import facts, first_step, gallery, heat_maps, nearest, page, thumbnails
-from pipeline.reporting.audit import Audit
+from pipeline.reporting.audit import WITH_PICTURE, Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
 from pipeline.running import frame
@@ -28,9 +28,9 @@ from pipeline.versioning import identity
 
 def image_paths(answers: HardAnswers, refused: Sequence[Answer], audit: Audit) -> dict[str, bool]:
     """The path of every image on the page → whether it must be possible to decode it."""
-    excluded = [file.path for reason in audit.reasons for file in reason.examples if file.is_picture]
-    used = [path for group in audit.groups for path in group.examples]
-    used += [images[0].path for issue in audit.issues for images in issue.examples]
+    excluded = [row.path for name, rows in audit.shown_reasons.items() if name in WITH_PICTURE for row in rows]
+    used = [row.path for group in audit.shown_groups for row in group]
+    used += [suspects[0].path for images in audit.shown_issues.values() for suspects in images]
     used += [answer.path for answer in (*answers.mistakes, *answers.right_answers, *refused)]
     return dict.fromkeys(excluded, False) | dict.fromkeys(used, True)
 
