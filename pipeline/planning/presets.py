@@ -5,7 +5,7 @@ keys, so no value of another preset remains.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.checks.machine import Machine
@@ -21,14 +21,29 @@ ENOUGH = 1500  # training images with which a head may be smoother
 
 Values = dict[str, Any]  # dotted key → value
 
-# Where a training starts, and what it trains.
+# What a preset sets if nothing below says otherwise.
 RANDOM: Values = {
     "prepare.fit": "none",
     "train.weights": "none",
     "train.freeze_backbone": False,
     "train.freeze_norm": False,
     "train.head": "trained",
+    "train.head_l2": 0.5,
     "train.temperature": "none",
+    "train.crop_from": 0,
+    "train.crop_scale": [0.35, 1.0],
+    "train.mixup": 0.0,
+    "train.cutmix": 0.0,
+    "train.accumulation_steps": 1,
+    "train.optimizer": "sgd",
+    "train.reference_batch": 0,
+    "train.schedule": "cosine",
+    "train.weight_decay": 0.0005,
+    "train.label_smoothing": 0.1,
+    "train.ema_decay": 0.0,
+    "train.export": "last",
+    "train.warmup_epochs": 2,
+    "train.final_lr": 0.0,
 }
 CALIBRATED = RANDOM | {"train.temperature": "fitted"}
 # The view of the pretrained network: its pixels of the centre are not resized again.
@@ -39,6 +54,15 @@ WHOLE = CALIBRATED | {
 }  # fmt: skip
 HEAD = WHOLE | {
     "train.freeze_backbone": True, "train.freeze_norm": False, "train.precision": "fp32", "train.cuda_graphs": False,
+}  # fmt: skip
+FURTHER = WHOLE | {  # the average of the weights is exported
+    "train.optimizer": "adamw", "train.weight_decay": 0.05, "train.ema_decay": 0.99, "train.export": "ema",
+    "train.warmup_epochs": 0.5,
+}  # fmt: skip
+AS_COMMITTED = RANDOM | {"train.crop_scale": [0.08, 1.0]}
+AS_IN_TUTORIAL = AS_COMMITTED | {
+    "train.weights": "imagenet", "train.warmup_epochs": 0, "train.final_lr": 0.1, "train.weight_decay": 0.005,
+    "train.label_smoothing": 0.0,
 }  # fmt: skip
 
 
@@ -52,43 +76,26 @@ class Recipe:
     lr: float  # for `batch`; a smaller batch gets proportionally less
     steps: int  # with fewer images, an epoch has fewer steps, and there are more epochs
     epochs: tuple[int, int]  # fewest and most
-    start: Values
-    mixup: float = 0.0
-    crop_scale: tuple[float, float] = (0.35, 1.0)
-    crop_from: int = 0  # side of the training crops in the first epochs; 0: `size` in all of them
-    optimizer: str = "sgd"
-    weight_decay: float = 0.0005
-    ema_decay: float = 0.0  # above 0, the average is exported
-    warmup_epochs: float = 2
-    final_lr: float = 0.0
-    label_smoothing: float = 0.1
+    values: Values
 
 
 LITE0 = "timm/tf_efficientnet_lite0"
-FEATURES = Recipe("exact/tf_efficientnet_lite0", 224, 16, 0.02, 0, (1, 1), HEAD)  # no steps
-GOOD = Recipe(
-    LITE0, 192, 16, 0.0003, 0, (4, 4), WHOLE, optimizer="adamw", weight_decay=0.05, ema_decay=0.99, warmup_epochs=0.5
-)
-BEST = replace(GOOD, size=224, epochs=(12, 12), mixup=0.2)
-TUTORIAL = Recipe(
-    "resnet34", 224, 16, 0.001, 0, (30, 30), RANDOM | {"train.weights": "imagenet"}, crop_scale=(0.08, 1.0),
-    warmup_epochs=0, final_lr=0.1, weight_decay=0.005, label_smoothing=0.0,
-)  # fmt: skip
 CPU = {
-    "quick": FEATURES,
-    "good": GOOD,
-    "best": BEST,
+    "quick": Recipe("exact/tf_efficientnet_lite0", 224, 16, 0.02, 0, (1, 1), HEAD),  # no steps
+    "good": Recipe(LITE0, 192, 16, 0.0003, 0, (4, 4), FURTHER),
+    "best": Recipe(LITE0, 224, 16, 0.0003, 0, (12, 12), FURTHER | {"train.mixup": 0.2}),
     "scratch": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60), CALIBRATED),
-    "tutorial": TUTORIAL,
+    "tutorial": Recipe("resnet34", 224, 16, 0.001, 0, (30, 30), AS_IN_TUTORIAL),
 }
 GPU = CPU | {
     "scratch": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60), CALIBRATED),
     # The committed default.
-    "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), RANDOM, crop_scale=(0.08, 1.0)),
+    "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), AS_COMMITTED),
     # The same task as `apex`, with what torch and GPUs have now. docs/presets.md has the reason of each line.
-    "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), RANDOM, crop_scale=(0.25, 1.0)),
+    "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), RANDOM | {"train.crop_scale": [0.25, 1.0]}),
     # A validation accuracy of 0.81 on flower_photos within 10 s on one GPU (docs/presets.md has what was measured).
-    "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), RANDOM, crop_from=96),
+    # `train.crop_from` is the side of the training crops in the first epochs.
+    "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), RANDOM | {"train.crop_from": 96}),
 }
 
 
@@ -116,8 +123,8 @@ def changes(name: str, machine: Machine, images: int) -> Values:
     values = _training(recipe, image_count, batch)
     if name == "apex":
         ways = _ways("cuda", "O1", "apex_ddp", processes)
-        return values | ways | recipe.start | {"train.eval_resize": 256, "prepare.size": 256}
-    values |= (_gpu(machine, processes) if on_gpu else _cpu(machine)) | recipe.start
+        return values | ways | recipe.values | {"train.eval_resize": 256, "prepare.size": 256}
+    values |= (_gpu(machine, processes) if on_gpu else _cpu(machine)) | recipe.values
     if values["train.head"] == "solved" and image_count >= ENOUGH:
         values |= {"train.head_l2": 1.0}  # docs/presets.md has both
     if name == "tutorial" and processes > 1:
@@ -159,28 +166,13 @@ def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
 
 
 def _training(recipe: Recipe, images: int, batch: int) -> Values:
-    """Model, sizes, batches, epochs and augmentation. A smaller batch gets a smaller learning rate."""
+    """Model, sizes, batch and epochs. A smaller batch gets a smaller learning rate."""
     low, high = recipe.epochs
     return sizes(recipe.size) | {
         "train.model": recipe.model,
-        "train.crop_from": recipe.crop_from,
-        "train.crop_scale": list(recipe.crop_scale),
-        "train.mixup": recipe.mixup,
-        "train.cutmix": 0.0,
         "train.epochs": min(high, max(low, math.ceil(recipe.steps * batch / images))),
         "train.batch_size": batch,
-        "train.accumulation_steps": 1,
-        "train.optimizer": recipe.optimizer,
         "train.lr": float(f"{recipe.lr * batch / recipe.batch:.2g}"),
-        "train.reference_batch": 0,
-        "train.schedule": "cosine",
-        "train.weight_decay": recipe.weight_decay,
-        "train.label_smoothing": recipe.label_smoothing,
-        "train.ema_decay": recipe.ema_decay,
-        "train.export": "ema" if recipe.ema_decay else "last",
-        "train.warmup_epochs": recipe.warmup_epochs,
-        "train.final_lr": recipe.final_lr,
-        "train.head_l2": 0.5,
     }
 
 

@@ -16,13 +16,14 @@ PLACES = {
 
 def values(recipe: Recipe) -> tuple[object, ...]:
     """The values of a preset."""
-    sides = range(recipe.crop_from, recipe.size + 1, 32) if recipe.crop_from else [recipe.size]
+    first = recipe.values["train.crop_from"]
+    sides = range(first, recipe.size + 1, 32) if first else [recipe.size]
     cells: tuple[object, ...] = (recipe.batch, recipe.lr, "–", recipe.epochs[0])
     if recipe.steps:
         cells = (recipe.batch, recipe.lr, f"{recipe.steps:,}", f"{recipe.epochs[0]} to {recipe.epochs[1]}")
-    elif recipe.start["train.freeze_backbone"]:
+    elif recipe.values["train.freeze_backbone"]:
         cells = ("–", "–", "none: the head is solved", "–")
-    return recipe.model, ", ".join(map(str, sides)), *cells, recipe.mixup or "–"
+    return recipe.model, ", ".join(map(str, sides)), *cells, recipe.values["train.mixup"] or "–"
 
 
 def of_presets() -> str:
