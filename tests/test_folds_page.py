@@ -43,10 +43,10 @@ def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> FoldPredictions:
 
 def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
     config, predictions = reports.config_in(project), answers(project, seeds)
-    errors = label_errors.find(predictions.probabilities, predictions.labels)
+    errors = label_errors.find(predictions.probabilities, predictions.labels, predictions.paths, predictions.classes)
     source = originals.locate(Path(config.paths.images), Path(config.paths.inbox))
     examples = folds_page.choose_examples(predictions)
-    paths = folds_page.image_paths(examples, predictions, errors)
+    paths = folds_page.image_paths(examples, errors)
     pictures = thumbnails.pictures(source, dict.fromkeys(paths, True), config.prepare.grey, 2, "folds")
     return Content(
         config=config, predictions=predictions, figures=pooling.figures(predictions), examples=examples, errors=errors,
@@ -103,23 +103,28 @@ def test_the_figures_are_of_all_images(study: Content, elements: Element, report
 def test_every_label_error_is_there_with_both_classes(study: Content, elements: Element) -> None:
     """Rank, given and suggested class with probabilities, and a picture."""
     labels, number, names = elements.one("section", id="labels"), len(study.errors), study.predictions.classes
-    assert {one.row for one in study.errors} >= set(range(0, 96, 12))
+    assert {one.path for one in study.errors} >= set(study.predictions.paths[::12])
     assert f"{number} labels of 96 ({100 * number / 96:.1f}\u00a0%) may be wrong" in labels.text
     figures = labels.one(id="sheet").all("figure")
     assert sum(one.attributes["src"].startswith("data:image/jpeg") for one in labels.all("img")) == number
     for rank, (figure, one) in enumerate(zip(figures, study.errors, strict=True), start=1):
         first, second, *_ = (span.text for span in figure.one("figcaption").all("span"))
-        assert first == f"{rank}. label {names[one.label]} {100 * one.p_label:.1f}\u00a0%"
-        assert second == f"suggested: {names[one.suggestion]} {100 * one.p_suggestion:.1f}\u00a0%"
-        assert figure.attributes["data-path"] == study.predictions.paths[one.row]
+        assert first == f"{rank}. label {one.given} {100 * one.p_given:.1f}\u00a0%"
+        assert second == f"suggested: {one.suggested} {100 * one.p_suggested:.1f}\u00a0%"
+        assert figure.attributes["data-path"] == one.path
     odd = replace(  # a mark of direction, as photos of WhatsApp have it, and a letter that JSON has as it is
         study.predictions,
         paths=tuple(f"\u200e{path}" for path in study.predictions.paths),
         classes=tuple(f"{name}\x85" for name in names),
     )
-    page = parsed(folds_page.page(replace(study, predictions=odd, examples=folds_page.choose_examples(odd))))
-    worst, error = page.one(id="sheet").all("figure")[0].attributes, study.errors[0]
-    assert (worst["data-path"], worst["data-given"]) == (odd.paths[error.row], odd.classes[error.label])
+    errors = label_errors.find(odd.probabilities, odd.labels, odd.paths, odd.classes)
+    changed = replace(study, predictions=odd, errors=errors, examples=folds_page.choose_examples(odd))
+    page = parsed(folds_page.page(changed))
+    worst = page.one(id="sheet").all("figure")[0].attributes
+    assert (worst["data-path"], worst["data-given"]) == (
+        f"\u200e{study.errors[0].path}",
+        f"{study.errors[0].given}\x85",
+    )
     assert json.loads(page.one(id="chosen").attributes["data-classes"]) == [*odd.classes]
 
 
@@ -132,7 +137,7 @@ def test_a_page_of_very_many_stays_small(study: Content) -> None:
     predictions = FoldPredictions(
         tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
     )
-    errors = [label_errors.LabelError(row, int(labels[row]), (int(labels[row]) + 1) % k, 0.1, 0.9) for row in range(n)]
+    errors = [label_errors.LabelError(row, f"{row:05d}.jpg", "class 0", "class 1", 0.1, 0.9, 0.1) for row in range(n)]
     figures, album = pooling.figures(predictions), Album({}, {})
     weak = parsed(folds_page.page(replace(study, predictions=predictions, figures=figures, errors=errors, album=album)))
     assert len(weak.one("section", id="labels").all("figure")) == 20
@@ -146,7 +151,7 @@ def test_a_page_of_very_many_stays_small(study: Content) -> None:
     assert len(root.table("The 30 most frequent of 1,000")) == 30
     assert sheet.one("h2").text != weak.one("section", id="labels").one("h2").text
     assert len(page) < 200_000
-    assert len({*folds_page.image_paths(folds_page.choose_examples(predictions), predictions, errors)}) <= 120
+    assert len(folds_page.shown(errors, n)) == 100
 
 
 # ---- in a browser ----
@@ -156,29 +161,24 @@ ODD = 'a, "b"/it\'s; 1,5.jpg'
 
 
 @pytest.fixture(scope="module")
-def odd(study: Content, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FoldPredictions]:
-    """A page whose first image has a name of all that a table quotes, and its predictions."""
-    predictions, first = study.predictions, study.errors[0].row
-    paths = tuple(ODD if row == first else path for row, path in enumerate(predictions.paths))
-    predictions = replace(predictions, paths=paths)
+def odd(study: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page whose first image has a name of all that a table quotes."""
+    first, *others = study.errors
     file = tmp_path_factory.mktemp("odd") / "folds.html"
-    files.write_text(file, folds_page.page(replace(study, predictions=predictions)))
-    return file, predictions
+    files.write_text(file, folds_page.page(replace(study, errors=[first._replace(path=ODD), *others])))
+    return file
 
 
 @needs_chromium
 def test_choices_are_saved_as_a_table_of_corrections(
-    browser: Browser, study: Content, odd: tuple[Path, FoldPredictions], tmp_path: Path
+    browser: Browser, study: Content, odd: Path, tmp_path: Path
 ) -> None:
     """The suggested class, another one, or to leave the image out: what is saved, and what is copied, can be read."""
-    file, predictions = odd
-    with opened(browser, file) as page:
-        bar, choices, names = page.locator("#chosen"), page.locator("#labels .shot select"), predictions.classes
+    with opened(browser, odd) as page:
+        bar, choices = page.locator("#chosen"), page.locator("#labels .shot select")
         assert bar.is_hidden()
-        paths = [predictions.paths[one.row] for one in study.errors]
-        suggestion = names[study.errors[0].suggestion]
-        hostile = names.index(HOSTILE)
-        third = next(k for k, one in enumerate(study.errors) if k > 1 and hostile not in (one.label, one.suggestion))
+        paths, suggestion = [one.path for one in study.errors], study.errors[0].suggested
+        third = next(k for k, one in enumerate(study.errors) if k > 1 and HOSTILE not in (one.given, one.suggested))
         choices.nth(0).select_option(suggestion)
         choices.nth(1).select_option("exclude")
         choices.nth(third).select_option(HOSTILE)
@@ -201,11 +201,9 @@ def test_choices_are_saved_as_a_table_of_corrections(
 
 
 @needs_chromium
-def test_choices_are_there_after_a_reload(
-    browser: Browser, odd: tuple[Path, FoldPredictions], file: Path, tmp_path: Path
-) -> None:
+def test_choices_are_there_after_a_reload(browser: Browser, odd: Path, file: Path, tmp_path: Path) -> None:
     """Until they are cleared, and not for other images; where the browser forbids it, the bar says so."""
-    shutil.copy(odd[0], path := tmp_path / "folds.html")
+    shutil.copy(odd, path := tmp_path / "folds.html")
     with opened(browser, path) as page:
         choices, bar = page.locator("#labels .shot select"), page.locator("#chosen")
         choices.nth(0).select_option("exclude")
@@ -222,7 +220,7 @@ def test_choices_are_there_after_a_reload(
         shutil.copy(file, path)
         page.reload()
         assert bar.is_hidden()
-        shutil.copy(odd[0], path)
+        shutil.copy(odd, path)
         page.reload()
         bar.get_by_text("clear").click()
         assert bar.is_hidden()

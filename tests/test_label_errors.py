@@ -11,6 +11,16 @@ from pipeline.studies.label_errors import LabelError
 Case = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
+def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[LabelError]:
+    """The findings; the path of an image is its row, and the name of a class its number."""
+    numbers = [f"{number}" for number in range(max(probabilities.shape))]
+    return label_errors.find(probabilities, labels, numbers, numbers)
+
+
+def rows_of(found: list[LabelError]) -> list[int]:
+    return [int(one.path) for one in found]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Probabilities [n, K] and labels [n] of at least two classes; often with ties, and classes without an image."""
@@ -41,17 +51,18 @@ def test_the_findings_are_cleanlabs(case: Case) -> None:
     from cleanlab.rank import get_normalized_margin_for_each_label
 
     probabilities, labels = case
-    ours = label_errors.find(probabilities, labels)
+    ours = find(probabilities, labels)
     theirs = find_label_issues(
         labels, probabilities, filter_by="confident_learning", return_indices_ranked_by="normalized_margin", n_jobs=1
     )
     scores = get_normalized_margin_for_each_label(labels, probabilities)
-    assert [one.row for one in ours] == sorted(theirs, key=lambda row: (scores[row], row))
+    assert rows_of(ours) == sorted(theirs, key=lambda row: (scores[row], row))
     assert [one.score for one in ours] == scores[theirs].tolist()
-    for one in ours:
-        assert (one.label, one.suggestion) == (labels[one.row], probabilities[one.row].argmax())
-        assert one.suggestion != one.label
-        assert (one.p_label, one.p_suggestion) == tuple(probabilities[one.row, [one.label, one.suggestion]])
+    for rank, (row, one) in enumerate(zip(rows_of(ours), ours, strict=True), start=1):
+        given, suggested = int(one.given), int(one.suggested)
+        assert (one.rank, given, suggested) == (rank, labels[row], probabilities[row].argmax())
+        assert suggested != given
+        assert (one.p_given, one.p_suggested) == tuple(probabilities[row, [given, suggested]])
 
 
 def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
@@ -59,22 +70,22 @@ def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
     random = np.random.default_rng(1)
     probabilities, labels = random.dirichlet([0.3] * 4, 500), random.integers(0, 4, 500)
     order = random.permutation(500)
-    once = label_errors.find(probabilities, labels)
-    again = label_errors.find(probabilities[order], labels[order])
+    once = find(probabilities, labels)
+    again = find(probabilities[order], labels[order])
     assert len(once) > 50
-    assert [order[one.row] for one in again] == [one.row for one in once]
+    assert order[rows_of(again)].tolist() == rows_of(once)
     sums = label_errors.thresholds(probabilities, labels)
     assert sums.tolist() == label_errors.thresholds(probabilities[order], labels[order]).tolist()
 
 
 def test_the_table_has_names_and_rounded_figures() -> None:
-    """By rank; figures with six digits, so that the last bits of a sum are not in it. And the suggested corrections."""
-    errors = [LabelError(1, 0, 1, 0.1 + 0.2, 2 / 3), LabelError(0, 1, 0, 0.4, 0.6)]
-    header, rows = label_errors.table(errors, ["a/x, y.png", "b/2.png"], ["a", "b"])
+    """Figures have six digits, so that the last bits of a sum are not in it. And the words for a correction."""
+    errors = [LabelError(1, "b/2.png", "a", "b", 0.1 + 0.2, 2 / 3, 0.95 / 3)]
+    errors.append(LabelError(2, "a/x, y.png", "b", "a", 0.4, 0.6, 0.4))
+    header, rows = label_errors.table(errors)
     assert header == ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
     assert rows == [(1, "b/2.png", "a", "b", 0.3, 0.666667, 0.316667), (2, "a/x, y.png", "b", "a", 0.4, 0.6, 0.4)]
-    corrections = label_errors.corrections(errors, ["a/1.png", "b/2.png"], ["a", "b"])
-    assert [row[:2] for row in corrections] == [("b/2.png", "b"), ("a/1.png", "a")]
+    assert errors[0].reason == "label error 1: a 0.30, b 0.67"
 
 
 def test_weak_models_do_not_judge_labels() -> None:

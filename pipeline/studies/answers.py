@@ -80,9 +80,9 @@ def write(config: Params, runs: Study, results: Results, predictions: FoldPredic
     folder, first = Path(config.paths.metrics) / "folds", next(iter(results.values()))
     pooled_figures = pooling.figures(predictions)
     study_record = _make_record(results, pooled_figures, study.origin(runs))
-    errors = label_errors.find(predictions.probabilities, predictions.labels)
+    errors = label_errors.find(predictions.probabilities, predictions.labels, predictions.paths, predictions.classes)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
-    files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
+    files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors))
     examples, covered = folds_page.choose_examples(predictions), coverage(results, predictions)
     of_study = {"params": study_record.params, "origin": asdict(study_record.origin)}
     files.write_json(folder / COVERAGE, asdict(covered) | of_study)
@@ -93,7 +93,9 @@ def write(config: Params, runs: Study, results: Results, predictions: FoldPredic
         examples=examples,
         errors=errors,
         coverage=covered,
-        album=study.album(runs.source, folds_page.image_paths(examples, predictions, errors)),
+        album=study.album(
+            runs.source, folds_page.image_paths(examples, folds_page.shown(errors, len(predictions.paths)))
+        ),
         command=command,
     )
     home.write_page(config, PAGE, folds_page.page(content))

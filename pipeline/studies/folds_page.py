@@ -37,8 +37,6 @@ def page(content: Content) -> str:
     predictions, figures = content.predictions, content.figures
     counts = metrics.confusion(predictions.probabilities.argmax(1), predictions.labels, len(predictions.classes))
     doubt = label_errors.doubt(len(content.errors), len(predictions.paths))
-    errors = shown(content.errors, predictions)
-    suggestions = label_errors.corrections(errors, predictions.paths, predictions.classes)
     return rendering.page(
         "folds.html.jinja",
         model=content.config.train.model,
@@ -53,7 +51,7 @@ def page(content: Content) -> str:
         errors=len(content.errors),
         doubt=doubt,
         coverage=content.coverage,
-        suspects=list(zip(range(1, len(errors) + 1), errors, suggestions, strict=True)),
+        suspects=shown(content.errors, len(predictions.paths)),
         choices=gallery.choices(predictions.classes),
         corrections=corrections,
         # The table of folds has what varies.
@@ -73,13 +71,12 @@ def choose_examples(predictions: FoldPredictions) -> HardAnswers:
     return gallery.hard_answers([outcome.make_answer(*row) for row in rows])
 
 
-def image_paths(examples: HardAnswers, predictions: FoldPredictions, errors: Sequence[LabelError]) -> list[str]:
+def image_paths(examples: HardAnswers, errors: Sequence[LabelError]) -> list[str]:
     """The path of every image that the page shows."""
-    paths = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
-    return paths + [predictions.paths[error.row] for error in shown(errors, predictions)]
+    answers = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
+    return answers + [error.path for error in errors]
 
 
-def shown(errors: Sequence[LabelError], predictions: FoldPredictions) -> Sequence[LabelError]:
-    """The probable label errors that the page shows."""
-    is_doubted = label_errors.doubt(len(errors), len(predictions.paths))
-    return errors[: MOST_DOUBTED if is_doubted else MOST_ERRORS]
+def shown(errors: Sequence[LabelError], images: int) -> Sequence[LabelError]:
+    """The probable label errors that the page shows, of those of so many images."""
+    return errors[: MOST_DOUBTED if label_errors.doubt(len(errors), images) else MOST_ERRORS]

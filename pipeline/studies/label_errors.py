@@ -10,7 +10,7 @@ says what is left out of the paper, and why. cleanlab is the oracle in the tests
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,34 +22,39 @@ DIGITS = 6  # of a figure in the table
 MOST_SHARE = 0.1  # wrong labels in the worst of ten public test sets: 10.1 % [Northcutt, Athalye, Mueller 2021]
 
 
-@dataclass(frozen=True)
-class LabelError:
-    """An image whose label is probably wrong. Classes are numbers."""
+class LabelError(NamedTuple):
+    """A row of label_errors.csv: an image whose label is probably wrong."""
 
-    row: int
-    label: int
-    suggestion: int  # the most likely class
-    p_label: float
-    p_suggestion: float
+    rank: int
+    path: str
+    given: str
+    suggested: str  # the most likely class
+    p_given: float
+    p_suggested: float
+    score: float  # from 0 (surely wrong) to 0.5 (both are as likely): the normalized margin
 
     @property
-    def score(self) -> float:
-        """From 0 (surely wrong) to 0.5 (both are as likely): the normalized margin."""
-        return (self.p_label - self.p_suggestion + 1) / 2
+    def reason(self) -> str:
+        """The words for data/corrections.csv."""
+        return f"label error {self.rank}: {self.given} {self.p_given:.2f}, {self.suggested} {self.p_suggested:.2f}"
 
 
-def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[LabelError]:
+def find(
+    probabilities: NDArray[np.float64], labels: NDArray[np.int64], paths: Sequence[str], classes: Sequence[str]
+) -> list[LabelError]:
     """The probable label errors, the lowest score first, of probabilities [N, C] and labels [N]; ties by row."""
     best, rows = probabilities.argmax(1), np.arange(len(labels))
     another_is_sure = probabilities >= thresholds(probabilities, labels) - TOLERANCE
     another_is_sure[rows, labels] = False
     label_probability, highest = probabilities[rows, labels], probabilities[rows, best]
     is_error = another_is_sure.any(1) & (highest - label_probability > TOLERANCE)
-    label_errors = [
-        LabelError(int(row), int(labels[row]), int(best[row]), float(label_probability[row]), float(highest[row]))
-        for row in np.flatnonzero(is_error)
+    scores = (label_probability - highest + 1) / 2
+    found = np.flatnonzero(is_error)
+    return [
+        LabelError(rank, paths[row], classes[labels[row]], classes[best[row]], *figures)
+        for rank, row in enumerate(found[scores[found].argsort(kind="stable")].tolist(), start=1)
+        for figures in [(float(label_probability[row]), float(highest[row]), float(scores[row]))]
     ]
-    return sorted(label_errors, key=lambda error: (error.score, error.row))
 
 
 def doubt(errors: int, images: int) -> str:
@@ -69,25 +74,7 @@ def thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) ->
     return np.array(means)
 
 
-def table(
-    label_errors: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Header and rows of label_errors.csv, by rank. `paths`: of all rows."""
-    header = ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
-    rows: list[tuple[object, ...]] = []
-    for rank, error in enumerate(label_errors, start=1):
-        figures = (round(figure, DIGITS) for figure in (error.p_label, error.p_suggestion, error.score))
-        rows.append((rank, paths[error.row], classes[error.label], classes[error.suggestion], *figures))
-    return header, rows
-
-
-def corrections(
-    label_errors: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
-) -> list[tuple[str, str, str]]:
-    """The rows (path, label, reason) that data/corrections.csv would have if every suggestion were right."""
-    rows = []
-    for rank, error in enumerate(label_errors, start=1):
-        label, suggestion = classes[error.label], classes[error.suggestion]
-        reason = f"label error {rank}: {label} {error.p_label:.2f}, {suggestion} {error.p_suggestion:.2f}"
-        rows.append((paths[error.row], suggestion, reason))
-    return rows
+def table(label_errors: Sequence[LabelError]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Header and rows of label_errors.csv, by rank."""
+    rows = [(*error[:4], *(round(figure, DIGITS) for figure in error[4:])) for error in label_errors]
+    return LabelError._fields, rows
