@@ -170,7 +170,7 @@ def project(claimed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
     folder = shutil.copytree(claimed, tmp_path / "project", symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(segments, "make_copy", copy)
+    monkeypatch.setattr(repetition, "make_copy", copy)
     monkeypatch.setattr(repetition, "variables", lambda _: {})
     monkeypatch.setattr(children, "run", train)
     return folder

@@ -81,7 +81,7 @@ def test_stdout_has_the_statement_alone(
         return status
 
     monkeypatch.setattr(verify, "verify", repeat)
-    assert verify.repeat_as_asked(parse("verify", ["--json"])) == status
+    assert verify.repeat(parse("verify", ["--json"])) == status
     out, err = capfd.readouterr()
     assert (err, bool(out)) == ("verify: repeating train\ntrain: epoch 1\n", status == 0)
     if status:
@@ -97,5 +97,5 @@ def test_without_a_run_there_is_nothing_to_state(capfd: pytest.CaptureFixture[st
     """The recorded demo has no dvc.lock here that a statement could name. Nothing is printed for programs."""
     subprocess.run(["git", "rm", "--quiet", "dvc.lock"], check=True)
     with refuses(("--json", "missing")):
-        verify.repeat_as_asked(parse("verify", ["--json"]))
+        verify.repeat(parse("verify", ["--json"]))
     assert capfd.readouterr().out == ""

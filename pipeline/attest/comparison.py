@@ -1,31 +1,25 @@
 """Compares the outputs of a rerun with those in dvc.lock, and prints both."""
 
-from collections.abc import Iterable
 from contextlib import chdir
 from pathlib import Path
 
 from pipeline.running.terminal import columns
-from pipeline.versioning import dvc_lock, integrity
-from pipeline.versioning.dvc_lock import Hashes, StageHashes
+from pipeline.versioning import integrity
+from pipeline.versioning.dvc_lock import Hashes
 
 
-def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str]) -> list[str]:
-    """Print the hash of each output of these stages in dvc.lock and in the rerun. Returns the paths that differ."""
-    expected = dvc_lock.outputs(stage_hashes, stages)
-    differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
+def compare(expected: Hashes, folder: Path) -> list[str]:
+    """Print the hash of each of these outputs, and of the same one in a folder. Returns the paths that differ.
+
+    The folder is read: what a stage has run may have written into its dvc.lock.
+    """
+    with chdir(folder):
+        outputs, _ = integrity.inspect_outputs(expected, {})
+    actual = {output.path: output.actual for output in outputs}
+    differing = [path for path, md5 in expected.items() if md5 != actual.get(path)]
     rows = [
-        (path, md5, hashes.get(path, "none"), "differs" if path in differing else "same")
+        (path, md5, actual.get(path) or "none", "differs" if path in differing else "same")
         for path, md5 in expected.items()
     ]
     print("", *columns([("output", "dvc.lock", "rerun", ""), *rows]), sep="\n")
     return differing
-
-
-def read_hashes(expected: Hashes, folder: Path) -> Hashes:
-    """The hash of each of these outputs in a folder, which are read; a missing one has none.
-
-    What a stage has run may have written into the dvc.lock of the folder.
-    """
-    with chdir(folder):
-        outputs, _ = integrity.inspect_outputs(expected, {})
-    return {output.path: output.actual for output in outputs if output.actual}

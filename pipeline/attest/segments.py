@@ -60,13 +60,6 @@ def draw(kept: Sequence[int], share: float, seed: int, part: int = 1, parts: int
     return random.Random(seed).sample(segments, count)[part - 1 :: parts]  # noqa: S311  (the seed is published)
 
 
-def make_copy(place: Path, config: Params, stage_hashes: StageHashes, values: Mapping[str, object]) -> WorkCopy:
-    """A work copy of the commit with the inputs of the stage train. `values`: other params, dotted key → value."""
-    copy = repetition.make_copy(place, config, values)
-    repetition.bring_inputs(copy, stage_hashes, ["train"])
-    return copy
-
-
 def write_claim(folder: Path, one: Claim) -> dict[str, str]:
     """Write a claim into a work copy. Returns the variable with which a training there finds it."""
     path, difference = (folder.absolute() / name for name in (CLAIM, DIFFERENCE))
@@ -127,7 +120,7 @@ def audit(
         raise UserError(Fault("--part", text, "value", f"the seed draws {count}", f"a first number up to {count}"))
     print(f"verify: the seed {seed} draws of {len(kept)} segments: {', '.join(map(str, drawn))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
-        copy = make_copy(Path(temporary) / "copy", config, stage_hashes, values)
+        copy = repetition.make_copy(Path(temporary) / "copy", config, stage_hashes, ["train"], values)
         for segment in drawn:
             if epoch := repeat(copy, from_kept(states, segment.first, segment.last)):
                 print(f"\nverify: differs: {segment}: the state after epoch {epoch}")
@@ -137,9 +130,7 @@ def audit(
         if repeat(copy, from_kept(states, kept[-1])):
             print(f"\nverify: differs: {claim.state_file(kept[-1])}, the state after the last epoch")
             return DIFFERENT
-        outs = stage_hashes["train"]["outs"]
-        hashes = comparison.read_hashes(outs, copy.folder)
-        differing = [path for path, md5 in outs.items() if hashes.get(path) != md5]
+        differing = comparison.compare(stage_hashes["train"]["outs"], copy.folder)
     if differing:
         print(f"\nverify: differs: {', '.join(differing)}: not what the state after the last epoch gives")
         return DIFFERENT

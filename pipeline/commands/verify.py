@@ -38,11 +38,10 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.attest import clone, comparison, folder, repetition, segments, statement
 from pipeline.base import errors, files
@@ -73,46 +72,27 @@ def verify(only: str | None) -> int:
     in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
     config, stage_hashes = clone.checked() if in_clone else folder.checked()
     targets, options, stages = plan(config, stage_hashes, only)
-    history = Path(config.paths.metrics) / figures.HISTORY
-    states = segments.claimed_states(history.parent) if history.is_file() else {}
-    return repeat(config, stage_hashes, states, stages, targets, *options)
-
-
-def repeat(
-    config: Params,
-    stage_hashes: StageHashes,
-    states: dict[int, str],
-    stages: Sequence[str],
-    targets: Sequence[str],
-    *options: str,
-) -> int:
-    """Run these stages in a work copy, and print the comparison. Returns the exit status.
-
-    `states`: see Claim; without any, the training is repeated to its end. `targets`, `options`: of the `dvc repro` that
-    runs them.
-    """
     if not stages:
         raise UserError(Fault(str(dvc_lock.LOCK), "no stage that can be repeated", "missing", remedy="perennial repro"))
     faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
+    history = Path(config.paths.metrics) / figures.HISTORY
+    states = segments.claimed_states(history.parent) if history.is_file() else {}
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make_copy(place, config, {})
-        repetition.bring_inputs(copy, stage_hashes, stages)
-        for path in dvc_lock.outputs(stage_hashes, stages):
+        copy = repetition.make_copy(place, config, stage_hashes, stages)
+        outs = dvc_lock.outputs(stage_hashes, stages)
+        for path in outs:
             files.remove(place / path)  # else a stage that does not run would leave the one of the commit
-        variable = segments.write_claim(place, Claim(states))
-        job = repetition.job(f"commit {commit}", copy, targets, *options)
-        job = replace(job, environ={**job.environ, **variable})
-        failures = run(job)
+        variables = repetition.variables(copy) | segments.write_claim(place, Claim(states))
+        failures = run(Job(f"commit {commit}", place, (*targets,), (*repetition.BY_FORCE, *options), variables))
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, states)}")
             return DIFFERENT
         errors.raise_if_any(failures)
-        hashes = comparison.read_hashes(dvc_lock.outputs(stage_hashes, stages), place)
-        differing = comparison.compare(stage_hashes, hashes, stages)
+        differing = comparison.compare(outs, place)
     result = f"differs: {', '.join(differing)}" if differing else f"every output is as {dvc_lock.LOCK} says"
     print(f"\nverify: {result}")
     if faults:
@@ -148,30 +128,27 @@ def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[l
         reason = f"so the stage {only} cannot be repeated"
         raise UserError(Fault(inputs[only], "in no commit", "missing", reason, "the other stages"))
     if only is not None:
-        return [only], ["--single-item"], stages(config, stage_hashes, only)
+        return [only], ["--single-item"], [only]
+    stages = [name for name in stage_hashes if name not in inputs]
     if not inputs:
-        return [], [], stages(config, stage_hashes, only)
+        return [], [], stages
     for stage, path in inputs.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
     first = (["split"] if "download" in inputs else ["download"]) + ([] if "weights" in inputs else ["weights"])
-    return first, ["--downstream"], stages(config, stage_hashes, only)
+    return first, ["--downstream"], stages
 
 
-def stages(config: Params, stage_hashes: StageHashes, only: str | None) -> list[str]:
-    """The stages that a repetition runs: `only`, or all whose input is in a commit."""
-    inputs = repetition.unversioned(config)
-    return [name for name in stage_hashes if name == only or (only is None and name not in inputs)]
-
-
-def repeat_as_asked(arguments: Namespace) -> int:
+def repeat(arguments: Namespace) -> int:
     """Repeat all stages, one, or the segments of the training that a seed draws. Returns the exit status."""
-    if not arguments.json:
-        return repeat_part(arguments)
-    with stdout_to_stderr():
-        stated = state(arguments)  # before any stage runs
-        status = repeat_part(arguments)
-    if status == 0:
-        print(json.dumps(stated, indent=2, sort_keys=True))
+    with stdout_to_stderr() if arguments.json else nullcontext():
+        stated = state(arguments) if arguments.json else ""  # before any stage runs
+        if arguments.what is None:
+            status = verify(arguments.stage)
+        else:
+            options = arguments.share, arguments.seed, arguments.part, arguments.processes
+            status = segments.audit(*folder.checked(), *options)
+    if arguments.json and status == 0:
+        print(stated)
     return status
 
 
@@ -188,29 +165,22 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def repeat_part(arguments: Namespace) -> int:
-    """The same, with everything that is said on stdout."""
-    if arguments.what is None:
-        return verify(arguments.stage)
-    return segments.audit(
-        *folder.checked(), arguments.share, arguments.seed, part=arguments.part, processes=arguments.processes
-    )
-
-
-def state(arguments: Namespace) -> dict[str, Any]:
-    """The statement that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
+def state(arguments: Namespace) -> str:
+    """The statement, as JSON, that what the arguments name was repeated. Raises UserError without a dvc.lock here."""
     if not dvc_lock.LOCK.exists():
         raise UserError(Fault("--json", "no dvc.lock here", "missing", remedy="perennial repro writes it"))
     config = params.load()
-    tests = stages(config, dvc_lock.read(), arguments.stage)
     if arguments.what == "audit":
         part = "/".join(map(str, arguments.part))
         tests = [f"audit {arguments.share} of train, seed {arguments.seed}, part {part}"]
-    return statement.make(config, programs.last_commit(), tests)
+    else:
+        inputs = repetition.unversioned(config)
+        tests = [arguments.stage] if arguments.stage else [name for name in dvc_lock.read() if name not in inputs]
+    return json.dumps(statement.make(config, programs.last_commit(), tests), indent=2, sort_keys=True)
 
 
 def main(arguments: Namespace) -> int:
     if arguments.what == "audit" and arguments.seed is None:
         arguments.seed = secrets.randbelow(2**32)
     runner.stop_on_signals("", KeyboardInterrupt)
-    return exit_status(terminal.red("verify"), lambda: repeat_as_asked(arguments), REMOVED, NOT_HERE)
+    return exit_status(terminal.red("verify"), lambda: repeat(arguments), REMOVED, NOT_HERE)
