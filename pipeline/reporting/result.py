@@ -57,19 +57,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the confusion matrix."""
-
-    name: str
-    cells: Sequence[Cell]
-    images: int
-
-
-@dataclass(frozen=True)
 class Confusion:
     """The confusion matrix; for more classes than it can show, the most frequent confusions."""
 
-    rows: Sequence[Row]  # none if there are too many
+    rows: Sequence[Sequence[Cell]]  # of the same label; none if there are too many
     frequent: Sequence[Cell]  # the most frequent confusions
     confusion_count: int  # cells with an image that is taken for another class
     max_classes: int = MOST_IN_MATRIX
@@ -90,5 +81,5 @@ def confusion(classes: Sequence[str], counts: NDArray[np.int64], gallery: Collec
     mistakes = [(int(i), int(j)) for i, j in zip(*counts.nonzero(), strict=True) if i != j]
     frequent = sorted(mistakes, key=lambda pair: -counts[pair])[:MOST_CONFUSIONS]
     numbers = range(len(classes)) if len(classes) <= MOST_IN_MATRIX else ()
-    rows = [Row(classes[i], [cell(i, j) for j in numbers], totals[i]) for i in numbers]
+    rows = [[cell(i, j) for j in numbers] for i in numbers]
     return Confusion(rows, [cell(*pair) for pair in frequent], len(mistakes))

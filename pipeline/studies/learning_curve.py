@@ -31,17 +31,6 @@ Labels = Mapping[str, str]  # path of an image → class
 
 
 @dataclass(frozen=True)
-class Point:
-    """The results with one share of the training images; `low` and `high` are the 95 % interval of the accuracy."""
-
-    share: float
-    training_images: int  # the mean over folds
-    accuracy: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Gain:
     """What the last doubling of the training images brought, in points; `low` and `high` are its 95 % interval."""
 
@@ -149,13 +138,16 @@ def write(
         share: metrics.share(sum(answers[share][path] == label for path, label in labels.items()), len(labels))
         for share in SHARES
     }
-    points = [Point(share, counts[share], one.share, one.low, one.high) for share, one in accuracies.items()]
+    points = [
+        {"share": share, "training_images": counts[share], "accuracy": one.share, "low": one.low, "high": one.high}
+        for share, one in accuracies.items()
+    ]
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
-    sentence = last.sentence(points[-2].training_images, points[-1].training_images)
+    sentence = last.sentence(counts[SHARES[-2]], counts[SHARES[-1]])
     summary = {
         "images": len(labels),
-        "points": [asdict(row) for row in points],
+        "points": points,
         "last_doubling": asdict(last),
         "classes": [asdict(row) for row in classes],
     }
@@ -167,10 +159,10 @@ def write(
                             [(counts[share], one) for share, one in accuracies.items()]),
     )  # fmt: skip
     home.write_page(config, PAGE, page)
-    for row in points:
+    for share, one in accuracies.items():
         print(
-            f"{row.share:>5.0%} {row.training_images:>8,} training images   accuracy {row.accuracy:.4f} "
-            f"(95 % interval: {row.low:.4f} to {row.high:.4f})"
+            f"{share:>5.0%} {counts[share]:>8,} training images   accuracy {one.share:.4f} "
+            f"(95 % interval: {one.low:.4f} to {one.high:.4f})"
         )
     print(f"curve: {sentence}")
     print(f"curve: the page, for a browser: {config.paths.reports}/{PAGE}")
