@@ -44,7 +44,7 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
     assert header[:5] == ["rank", "trial", "state", "train.lr", "train.model"]
     assert rows[0] == ["1", 4, "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
     assert rows[-1] == ["", 2, "failed", "0.1", "resnet18", "true", "", "", ""]
-    assert trials.text_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
+    assert trials.text_table(BEST_FIRST)[-1][:3] == ["–", "2", "failed"]
 
 
 def test_the_conclusion_warns_of_the_selection() -> None:

@@ -22,6 +22,7 @@ from pipeline.config.params import Params, Paths
 from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.running.terminal import columns
 from pipeline.studies import home, ranges, runner, search, store, sweep_page, trials
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.runner import Slot
@@ -70,7 +71,8 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
     """
     plan, config = ranges.read(path), params.load()
     first = search.present_values(plan, config)
-    plan = replace(plan, trials=len(search.plan(plan, first)) or plan.trials)
+    chosen = search.plan(plan, first)
+    plan = replace(plan, trials=len(chosen) or plan.trials)
     slots = slots_of_trials(plan, config, jobs, on)
     with store.study_folder("sweep", "sweep") as folder:
         say(f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search}); first the data")
@@ -78,12 +80,10 @@ def sweep(path: Path, jobs: int, on: str = "") -> int:
         study = store.of_project("sweep", folder, {}, slots, first=DATA)
         study = replace(study, runs=RUNS, stages=TRAIN, outputs=(TRAIN_FILE,), others={"weights": own})
         runs = Runs(plan, config, first, study)
-        best_first = trials.sort_by_rank(
-            search_by_results(runs) if plan.search == "tpe" else run(runs, search.plan(plan, first))
-        )
+        best_first = trials.sort_by_rank(run(runs, chosen) if chosen else search_by_results(runs))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))
-        print(f"\n{trials.text_table(best_first)}\n", flush=True)
+        print("", *columns(trials.text_table(best_first)), "", sep="\n", flush=True)
         if not best_first[0].figures:
             log = best_first[0].folder / runner.LOG
             raise UserError(Fault(str(table), "no trial has a result", "failed", remedy=f"see why: {log}; run again"))

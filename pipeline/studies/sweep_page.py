@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from pipeline.config import document
 from pipeline.evaluation import metrics
 from pipeline.evaluation.metrics import Share
 from pipeline.reporting import charts, rendering
@@ -10,7 +9,6 @@ from pipeline.studies import trials
 from pipeline.studies.ranges import SECTION, Sweep
 from pipeline.studies.trials import TrialResult
 
-RESULT = "validation accuracy"
 MOST_DOTS = 24  # trials
 MOST_LETTERS = 42  # of the settings of a trial
 
@@ -23,10 +21,9 @@ def page(sweep: Sweep, best_first: Sequence[TrialResult], images: int, conclusio
         keys=[key.removeprefix(SECTION) for key in sweep.axes],
         conclusion=conclusion,
         command=command,
-        dots=charts.intervals("dots", f"{RESULT.capitalize()} with its 95\u00a0% interval", _dots(best_first, images)),
+        dots=charts.intervals("dots", "Validation accuracy with its 95\u00a0% interval", _dots(best_first, images)),
         most_dots=MOST_DOTS,
-        result=RESULT,
-        trials=list(zip(trials.ranks(best_first), best_first, map(trials.figure_cells, best_first), strict=True)),
+        trials=trials.text_table(best_first),
     )
 
 
@@ -35,8 +32,7 @@ def _dots(best_first: Sequence[TrialResult], images: int) -> list[tuple[str, lis
     shown = [result for result in best_first if result.figures][:MOST_DOTS]
     rows = []
     for result in sorted(shown, key=lambda result: result.trial.number):
-        values = result.trial.values.items()
-        name = " ".join(f"{key.removeprefix(SECTION)}={document.value_text(value)}" for key, value in values)
+        name = trials.describe({key.removeprefix(SECTION): value for key, value in result.trial.values.items()})
         short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
         rows.append((short, [metrics.share(round(result.figures[0].val_accuracy * images), images)]))
     return rows

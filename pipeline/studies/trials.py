@@ -11,9 +11,8 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.running.terminal import columns
 from pipeline.studies import runner
-from pipeline.studies.ranges import Sweep, Trial
+from pipeline.studies.ranges import SECTION, Sweep, Trial
 
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38
 FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
@@ -84,23 +83,17 @@ def table(best_first: Sequence[TrialResult]) -> tuple[list[str], list[list[objec
     return ["rank", "trial", "state", *best_first[0].trial.values, *FIGURES], rows
 
 
-def text_table(best_first: Sequence[TrialResult]) -> str:
-    """The results as lines of a terminal."""
-    head = ["", "trial", "validation", "loss", "epoch", "settings"]
-    rows = [
-        [f"{rank}." if rank else "–", f"{result.trial.number}", *figure_cells(result), describe(result.trial.values)]
-        for rank, result in zip(ranks(best_first), best_first, strict=True)
-    ]
-    return "\n".join(columns([head, *rows]))
-
-
-def figure_cells(result: TrialResult) -> list[str]:
-    """The validation accuracy, the loss and the epoch of a trial, as cells of a table."""
-    if not result.figures:
-        return ["failed", "", ""]
-    (one,) = result.figures
-    loss = f"{one.val_loss:.4f}" if one.val_loss < LARGE else f"{one.val_loss:.3g}"
-    return [f"{one.val_accuracy:.4f}", loss, f"{one.exported_epoch}"]
+def text_table(best_first: Sequence[TrialResult]) -> list[list[str]]:
+    """The head and the rows of the table for a terminal and for the page."""
+    keys = [key.removeprefix(SECTION) for key in best_first[0].trial.values]
+    rows = [["rank", "trial", "validation accuracy", *keys, "validation loss", "exported epoch"]]
+    for rank, result in zip(ranks(best_first), best_first, strict=True):
+        accuracy, loss, epoch = "failed", "", ""
+        for one in result.figures:
+            loss = f"{one.val_loss:.4f}" if one.val_loss < LARGE else f"{one.val_loss:.3g}"
+            accuracy, epoch = f"{one.val_accuracy:.4f}", f"{one.exported_epoch}"
+        rows.append([rank or "–", f"{result.trial.number}", accuracy, *result.trial.settings, loss, epoch])
+    return rows
 
 
 def conclusion(
