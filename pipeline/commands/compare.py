@@ -214,16 +214,15 @@ def as_json(all_of: Sequence[Revision], two: Verdict | None) -> str:
     return without_secrets(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-def compare(names: Sequence[str], as_programs_read: bool) -> int:
+def main(arguments: Namespace) -> int:
     """Print the comparison, as text or as JSON; 0. Raises UserError for a revision that does not exist."""
     config = params.load()
     experiments = revisions.experiments()
-    all_of = [
-        revisions.read(name, experiments, config.paths) for name in dict.fromkeys(names or ["HEAD", *experiments])
-    ]
+    names = dict.fromkeys(arguments.revisions or ["HEAD", *experiments])
+    all_of = [revisions.read(name, experiments, config.paths) for name in names]
     with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
     two = compare_two(with_test[0], with_test[1], experiments, config) if len(with_test) == 2 else None
-    if as_programs_read:
+    if arguments.json:
         print(as_json(all_of, two))
         return 0
     varied = differing_params(all_of)
@@ -234,7 +233,3 @@ def compare(names: Sequence[str], as_programs_read: bool) -> int:
     elif len(with_test) > 2:
         print(f"two of them in detail: perennial compare {with_test[0].name} {with_test[-1].name}")
     return 0
-
-
-def main(arguments: Namespace) -> int:
-    return compare(arguments.revisions, arguments.json)

@@ -61,7 +61,8 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield apex(config, facts)
     yield from network(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
-    yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  (of a user without a home it stays "~", which is not there)
+    yield writable((home, Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
     yield photos(config)
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
@@ -138,20 +139,11 @@ def shared_memory(config: Params, size: int) -> Finding:
     return Finding("/dev/shm", f"{size / 2**20:,.0f} MiB", fault)
 
 
-def home() -> Path | None:
-    """The user's home folder; None for a user without one."""
-    try:
-        return Path.home()
-    except RuntimeError:
-        return None
-
-
-def writable(folders: tuple[Path | None, ...]) -> Finding:
-    """Whether this user may write to each of the folders. None stands for a missing home."""
-    if None in folders:
-        return Finding("writable", "no home", "this user has no home; set HOME to a folder that can be written to")
-    closed = [str(folder) for folder in folders if folder and not os.access(folder, os.W_OK)]
-    fault = f"{', '.join(closed)}: not writable; run as its owner, or make it a tmpfs (--tmpfs)" if closed else ""
+def writable(folders: tuple[Path, ...]) -> Finding:
+    """Whether this user may write to each of the folders."""
+    closed = [str(folder) for folder in folders if not os.access(folder, os.W_OK)]
+    remedy = "run as its owner, make it a tmpfs (--tmpfs), or, for a home, set HOME to a folder that can be written to"
+    fault = f"{', '.join(closed)}: not writable; {remedy}" if closed else ""
     return Finding("writable", ", ".join(map(str, folders)), fault)
 
 

@@ -87,14 +87,14 @@ def total(forecasts: list[Forecast]) -> str:
     return f"Stages that run: {runs}; that may run: {len(ahead) - runs}. Their last time, in all: {took}."
 
 
-def plan(as_json: bool) -> int:
+def main(arguments: Namespace) -> int:
     """Print the forecast; 0. Raises UserError for unreadable params, dvc.yaml or dvc.lock."""
     config = params.load()
     if (inbox := Path(config.paths.inbox)).is_dir():
         originals.list_entries(inbox)  # DVC would wait for ever at a pipe
     forecasts = forecast.forecast()
     refused = [str(fault) for fault in validity.faults(config, machine.read())]
-    if as_json:
+    if arguments.json:
         stages = [asdict(each) for each in forecasts]
         print(json.dumps({"stages": stages, "refused": refused}, indent=2, ensure_ascii=False, default=str))
         return 0
@@ -102,7 +102,3 @@ def plan(as_json: bool) -> int:
     if refused:
         print("\nA stage that has to run would be refused here:", *refused, sep="\n")
     return 0
-
-
-def main(arguments: Namespace) -> int:
-    return plan(arguments.json)

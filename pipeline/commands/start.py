@@ -11,9 +11,7 @@ few batches on this machine (planning/estimate.py); it changes nothing in params
 """
 
 import difflib
-import functools
 import itertools
-import operator
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator
@@ -137,8 +135,7 @@ def with_preset(name: str, now: Situation, new: dict[str, Any]) -> Params:
 
 def write(config: Params, new: dict[str, Any], verbose: bool = False) -> None:
     """Write the values into params.yaml, and print how many lines change; with `verbose` the lines, too."""
-    old = config.model_dump(mode="json")
-    before = {key: functools.reduce(operator.getitem, key.split("."), old) for key in new}
+    before = dict(document.leaves(config.model_dump(mode="json")))
     changes = [f"  {key:<22} {before[key]} → {value}" for key, value in new.items() if value != before[key]]
     if not changes:
         print(f"{params.FILE} has these values already.")
