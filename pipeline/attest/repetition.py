@@ -12,7 +12,8 @@ from pipeline.studies.workcopy import WorkCopy
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import StageHashes
 
-BY_FORCE = ("--force", "--no-run-cache", "--no-commit")  # DVC takes nothing from its cache, and writes nothing to it
+# Options of dvc repro: it runs the named stages alone, takes nothing from its cache, and writes nothing to it.
+BY_FORCE = ("--single-item", "--force", "--no-run-cache", "--no-commit")
 LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 WITHOUT_PHOTOS = {"features", "train", "evaluate"}  # the stages that read no photo and no weights of the user
 

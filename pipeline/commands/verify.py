@@ -41,6 +41,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from pipeline.attest import clone, comparison, folder, repetition, segments, statement
@@ -71,7 +72,7 @@ def verify(only: str | None) -> int:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(names)))
     in_clone = only is None and clone.is_here(names)  # one stage needs its inputs
     config, stage_hashes = clone.checked() if in_clone else folder.checked()
-    targets, options, stages = plan(config, stage_hashes, only)
+    stages = plan(config, stage_hashes, only)
     if not stages:
         raise UserError(Fault(str(dvc_lock.LOCK), "no stage that can be repeated", "missing", remedy="perennial repro"))
     faults = folder.foreign_commands(stages)
@@ -87,7 +88,7 @@ def verify(only: str | None) -> int:
         for path in outs:
             files.remove(place / path)  # else a stage that does not run would leave the one of the commit
         variables = repetition.variables(copy) | segments.write_claim(place, Claim(states))
-        failures = run(Job(f"commit {commit}", place, (*targets,), (*repetition.BY_FORCE, *options), variables))
+        failures = run(Job(f"commit {commit}", place, (*stages,), repetition.BY_FORCE, variables))
         if epoch := segments.differing_epoch(place):
             print(f"\n{describe_difference(epoch, states)}")
             return DIFFERENT
@@ -118,8 +119,8 @@ def run(job: Job) -> list[Fault]:
     return [replace(fault, remedy=fault.remedy.replace(str(log), str(repetition.LOG))) for fault in failures]
 
 
-def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:
-    """The targets and the options of `dvc repro`, and the stages that it then runs.
+def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> list[str]:
+    """The stages that are repeated: `only`, or all whose input is in a commit. Each comes after those that it reads.
 
     Raises UserError if `only` cannot run again.
     """
@@ -128,14 +129,11 @@ def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[l
         reason = f"so the stage {only} cannot be repeated"
         raise UserError(Fault(inputs[only], "in no commit", "missing", reason, "the other stages"))
     if only is not None:
-        return [only], ["--single-item"], [only]
-    stages = [name for name in stage_hashes if name not in inputs]
-    if not inputs:
-        return [], [], stages
+        return [only]
     for stage, path in inputs.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
-    first = (["split"] if "download" in inputs else ["download"]) + ([] if "weights" in inputs else ["weights"])
-    return first, ["--downstream"], stages
+    names = TopologicalSorter(dvc_lock.graph()).static_order()
+    return [name for name in names if name in stage_hashes and name not in inputs]
 
 
 def repeat(arguments: Namespace) -> int:
