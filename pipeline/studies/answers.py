@@ -39,7 +39,7 @@ def check(splits: Sequence[Result]) -> None:
 def read(results: Results) -> FoldPredictions:
     """The predictions of all trainings. Raises UserError if they do not belong together."""
     labels = {row.path: row.label for row in study.rows(next(iter(results.values())))}
-    return pooling.read({key: study.predictions(result) for key, result in results.items()}, labels)
+    return pooling.read({key: result.folder / study.PREDICTIONS for key, result in results.items()}, labels)
 
 
 def coverage(results: Results, predictions: FoldPredictions) -> Coverage:

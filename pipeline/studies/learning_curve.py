@@ -88,7 +88,7 @@ def run(config: Params, folds: int, folder: Path, slots: Sequence[Slot]) -> None
     counts, labels, answers = dict[float, int](), dict[str, str](), dict[float, Labels]()
     for number, share in enumerate(SHARES):
         of_share = results[number * folds : (number + 1) * folds]
-        rows = [row for result in of_share for row in files.read_csv(study.predictions(result))]
+        rows = [row for result in of_share for row in files.read_csv(result.folder / study.PREDICTIONS)]
         labels |= {row["path"]: row["label"] for row in rows}
         answers[share] = {row["path"]: row["prediction"] for row in rows}
         counts[share] = sum(map(training_images, of_share)) // folds

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params, Paths
@@ -26,11 +25,6 @@ PREDICTIONS = f"{Paths.metrics}/{figures.PREDICTIONS}"
 def rows(result: Result) -> list[ImageRow]:
     """The rows of split.csv of the images that are used."""
     return split_table.kept_rows(result.folder / Paths.split)
-
-
-def predictions(result: Result) -> Path:
-    """The path of the table of predictions."""
-    return result.folder / PREDICTIONS
 
 
 def images(source: WorkCopy) -> Originals:
