@@ -86,18 +86,11 @@ def write(config: Params, runs: Study, results: Results, predictions: FoldPredic
     examples, covered = folds_page.choose_examples(predictions), coverage(results, predictions)
     of_study = {"params": study_record.params, "origin": asdict(study_record.origin)}
     files.write_json(folder / COVERAGE, asdict(covered) | of_study)
+    paths = folds_page.image_paths(examples, folds_page.shown(errors, len(predictions.paths)))
     content = folds_page.Content(
-        config=first.config,
-        predictions=predictions,
-        figures=pooled_figures,
-        examples=examples,
-        errors=errors,
-        coverage=covered,
-        album=study.album(
-            runs.source, folds_page.image_paths(examples, folds_page.shown(errors, len(predictions.paths)))
-        ),
-        command=command,
-    )
+        config=first.config, predictions=predictions, figures=pooled_figures, examples=examples, errors=errors,
+        album=study.album(runs.source, paths), command=command, coverage=covered,
+    )  # fmt: skip
     home.write_page(config, PAGE, folds_page.page(content))
     record.write(folder / RECORD, study_record)
     print(f"\n{_describe(pooled_figures, covered, len(errors), config)}")

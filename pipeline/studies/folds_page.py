@@ -20,7 +20,7 @@ MOST_PARTS = 100  # rows of the table of folds
 
 @dataclass(frozen=True)
 class Content:
-    """The content of the page."""
+    """The content of the page, as the template names it."""
 
     config: Params
     predictions: FoldPredictions
@@ -36,21 +36,14 @@ def page(content: Content) -> str:
     """The page as HTML: it needs no other file and no network."""
     predictions, figures = content.predictions, content.figures
     counts = metrics.confusion(predictions.probabilities.argmax(1), predictions.labels, len(predictions.classes))
-    doubt = label_errors.doubt(len(content.errors), len(predictions.paths))
     return rendering.page(
         "folds.html.jinja",
-        model=content.config.train.model,
-        predictions=predictions,
-        figures=figures,
+        **vars(content),
         most_frequent=int(counts.sum(1).max()) / figures.images,
         parts=[(part, metrics.wilson(part.right, part.images)) for part in figures.parts[:MOST_PARTS]],
         class_table=result.class_table(predictions.classes, counts),
         confusion=result.confusion(predictions.classes, counts, content.examples.cell_images),
-        hard_answers=content.examples,
-        album=content.album,
-        errors=len(content.errors),
-        doubt=doubt,
-        coverage=content.coverage,
+        doubt=label_errors.doubt(len(content.errors), len(predictions.paths)),
         suspects=shown(content.errors, len(predictions.paths)),
         choices=gallery.choices(predictions.classes),
         corrections=corrections,
@@ -60,7 +53,6 @@ def page(content: Content) -> str:
             for row in settings.settings(content.config, identity.settings(content.config, ["report"]))
             if row.name not in record.VARIED
         ],
-        command=content.command,
     )
 
 
