@@ -28,8 +28,9 @@ import argparse
 import gc
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -58,13 +59,23 @@ LAUNCHED = dict.fromkeys(("features", "train", "evaluate"), "pipeline.running.la
 
 
 def module_of(arguments: argparse.Namespace) -> str:
-    """The module of a command: its `main(arguments)` returns the exit status."""
+    """The module of a command: of a stage it has `run(config)`, else `main(arguments)`, which returns a status."""
     name: str = arguments.command
     if name == "rank":
         return f"pipeline.{'planning' if arguments.stage == 'trial' else 'stages'}.{arguments.stage}"
     if name in LAUNCHED:
         return LAUNCHED[name]
     return f"pipeline.{'stages' if COMMANDS[name].group == STAGES else 'commands'}.{name.replace('-', '_')}"
+
+
+def work_of(arguments: argparse.Namespace) -> Callable[[], int]:
+    """What a command does after the import of its module. It returns the exit status."""
+    module = importlib.import_module(module_of(arguments))
+    if module.__package__ != "pipeline.stages":
+        return partial(module.main, arguments)
+    from pipeline.running import frame  # imports pydantic: `--help` answers without it
+
+    return partial(frame.run_stage, module.__name__.rpartition(".")[2], module.run)
 
 
 def set_up_interpreter() -> None:
@@ -142,11 +153,14 @@ def main(words: Sequence[str] | None = None) -> int:
         if needs_project:
             check_folder("project", Path.cwd())
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.
-        module = importlib.import_module(module_of(arguments))
+        work = work_of(arguments)
         if signal.getsignal(signal.SIGINT) is end_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        status: int = module.main(arguments)
-        return status
+        if name == "rank":
+            from pipeline.running import group  # imports torch, as the work of each process does
+
+            return group.run_process(work)
+        return work()
 
     return exit_status(terminal.red(arguments.stage if name == "rank" else name), run)
 

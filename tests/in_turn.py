@@ -8,10 +8,10 @@ Each folder has params.yaml and the outputs of prepare. If a training fails, the
 
 import os
 import sys
-from argparse import Namespace
 
 from torch.distributed import TCPStore
 
+from pipeline.running import frame
 from pipeline.stages import train
 
 
@@ -27,7 +27,7 @@ def main() -> int:
                 store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
                 agents.set(f"port/{number}", str(store.port))
             os.environ["MASTER_PORT"] = agents.get(f"port/{number}").decode()
-        if status := train.main(Namespace()):
+        if status := frame.run_stage("train", train.run):
             print(f"in {folder}", file=sys.stderr)
             return status
         if agents:

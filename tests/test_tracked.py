@@ -49,9 +49,10 @@ IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test t
 
 
 RECORDER = """
-    import importlib, json, sys
+    import json, sys
     from argparse import Namespace
     from pathlib import Path
+    from pipeline.__main__ import work_of
     from pipeline.config import params
 
     names, reads, plain = {}, set(), params.Section.__getattribute__
@@ -77,8 +78,8 @@ RECORDER = """
     for stage in sys.argv[1:]:
         reads.clear()
         # For a head that is trained, no process computes features.
-        module = "running.launch" if stage == "features" else f"stages.{stage}"
-        if status := importlib.import_module(f"pipeline.{module}").main(Namespace(command=stage)):
+        command = "features" if stage == "features" else "rank"
+        if status := work_of(Namespace(command=command, stage=stage))():
             sys.exit(status)
         Path(f"{stage}.json").write_text(json.dumps(sorted(reads)))
 """

@@ -125,4 +125,4 @@ def main(arguments: Namespace) -> int:
             (folder / "times.json").write_text(json.dumps(times))
         return 0
 
-    return group.run_process(lambda: exit_status("estimate", measure))
+    return exit_status("estimate", measure)

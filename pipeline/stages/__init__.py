@@ -1,1 +1,1 @@
-"""The stages of dvc.yaml, and the frame that they share."""
+"""The stages of dvc.yaml. `run(config)` of each module does the work."""

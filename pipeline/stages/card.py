@@ -5,7 +5,6 @@
 The same inputs give the same card: no time, no host, no path.
 """
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pipeline.dataset import split_table
 from pipeline.evaluation import acceptance
 from pipeline.models import hub
 from pipeline.reporting import facts, model_card
-from pipeline.running import frame
 from pipeline.versioning import identity
 
 FILE = "README.md"
@@ -34,7 +32,3 @@ def run(config: Params) -> None:
         model_card.card(facts.read(config, identity.settings(config, ["report"]), rows), rows, export, hashes),
     )
     print(f"card: {models / FILE} describes the model; the Hugging Face Hub shows it")
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("card", run)

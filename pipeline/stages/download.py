@@ -7,14 +7,12 @@ The images are unpacked from an archive, copied from the inbox, listed in a fold
 A downloaded file is kept, so the stage runs again without a network.
 """
 
-from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.base.text import in_words, visible
 from pipeline.config.params import Params
-from pipeline.running import frame
 from pipeline.sources import archive, fetch, originals, synthetic, torchvision_sets
 
 
@@ -64,7 +62,3 @@ def bring_images(config: Params, images: Path) -> str:
     with files.atomic_folder(images) as folder:
         synthetic.draw(folder, flowers.count, flowers.size, 0, config.run.decoding_threads)
     return "synthetic flowers"
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("download", run)

@@ -10,7 +10,6 @@ writes models/acceptance.json, by which `predict` says that an image is none of 
 import hashlib
 import math
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -32,7 +31,7 @@ from pipeline.learning.world import World
 from pipeline.loader import storage
 from pipeline.models import exact, exported
 from pipeline.models.exported import ExportedModel
-from pipeline.running import agreement, frame, group, pixels, provenance, rendezvous
+from pipeline.running import agreement, group, pixels, provenance, rendezvous
 
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
@@ -147,7 +146,3 @@ def run(config: Params) -> None:
         write_acceptance(config, model.weights, log_probs[len(rows) :])
         print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")
-
-
-def main(_: Namespace) -> int:
-    return group.run_process(lambda: frame.run_stage("evaluate", run))

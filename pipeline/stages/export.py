@@ -7,7 +7,6 @@ with metrics/predictions.csv. Another class than there is an error that names th
 model.onnx is empty.
 """
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,3 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
         "near_ties": ties,
         "probabilities_differ_less_than": below,
     }
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("export", run)

@@ -11,7 +11,6 @@ were added or left out, computes the new images alone.
 
 import math
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from pipeline.loader import storage
 from pipeline.loader.batches import MEMORY_FORMATS
 from pipeline.models import exact, exported, network, pretrained
 from pipeline.models.description import View
-from pipeline.running import agreement, frame, group, pixels, provenance, rendezvous
+from pipeline.running import agreement, group, pixels, provenance, rendezvous
 from pipeline.versioning import identity
 
 KNOWN = files.TEMPORARY / "features"
@@ -85,7 +84,3 @@ def run(config: Params) -> None:
         files.remove_others(feature_file.keep(folder, images, whole), r"[0-9a-f]{64}[.]npy")
         before = f"; of an earlier start: {len(images) - len(missing):,}" if len(missing) < len(images) else ""
         print(f"features: {len(whole):,} images{before}; {whole.shape[1]:,} numbers each, in {config.paths.features}/")
-
-
-def main(_: Namespace) -> int:
-    return group.run_process(lambda: frame.run_stage("features", run))

@@ -3,7 +3,6 @@
 perennial prepare       reads data/images and data/kept.csv; writes data/packed (dataset/packed.py)
 """
 
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from pipeline.config.params import Params
 from pipeline.data import images
 from pipeline.dataset import packed, split_table
 from pipeline.dataset.split_table import ImageRow
-from pipeline.running import frame
 from pipeline.sources import originals
 from pipeline.sources.originals import Originals
 
@@ -46,7 +44,3 @@ def run(config: Params) -> None:
     source = originals.locate(Path(paths.images), Path(paths.inbox))
     count = prepare(source, Path(paths.kept), Path(paths.packed), config.prepare, config.run.decoding_threads)
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("prepare", run)

@@ -7,7 +7,6 @@ machine, and nothing that depends on the kind of CPU, if it has AVX2 and FMA. Fo
 model again; without a mistake torch is not imported.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from pipeline.reporting import facts, first_step, gallery, heat_maps, nearest, p
 from pipeline.reporting.audit import WITH_PICTURE, Audit
 from pipeline.reporting.gallery import HardAnswers
 from pipeline.reporting.outcome import Answer
-from pipeline.running import frame
 from pipeline.sources import originals
 from pipeline.versioning import identity
 
@@ -58,7 +56,3 @@ def run(config: Params) -> None:
     text = page.page(run_facts, answers, pictures, maps, near, first_step.pictures(config))
     files.write_text(target, text)
     print(f"report: {target}: open it in a browser")
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("report", run)

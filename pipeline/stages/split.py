@@ -10,7 +10,6 @@ inspect each image, exclude broken files and exact duplicates (data/duplicates.p
 (data/splitting.py).
 """
 
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +30,6 @@ from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.splitting import Assignment, Cut
 from pipeline.dataset import split_table
 from pipeline.dataset.split_table import LEAVE_OUT, SPLITS, TRAIN_SHARE, ImageRow
-from pipeline.running import frame
 from pipeline.sources import originals
 from pipeline.sources.layout import ImageFile, Layout
 from pipeline.sources.originals import Originals
@@ -230,7 +228,3 @@ def run(config: Params) -> None:
     )
     for line in [*lines, *suspects.lines(suspicious, remedy)]:
         print(f"split: {visible(line)}")
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("split", run)

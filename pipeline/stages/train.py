@@ -9,7 +9,6 @@ the same inputs. A folder in runs/ (running/runs.py) holds the checkpoint from w
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
@@ -26,7 +25,7 @@ from pipeline.learning.task import open_dataset
 from pipeline.learning.validation import end_epoch
 from pipeline.loader.batches import Batch, train_batches
 from pipeline.models import own
-from pipeline.running import agreement, claim, frame, group, kernel_names, monitor, rendezvous, stopping
+from pipeline.running import agreement, claim, group, kernel_names, monitor, rendezvous, stopping
 from pipeline.running.failures import check_exported, check_losses_finite, explain_torch_errors
 from pipeline.running.job import Job, check_inputs
 from pipeline.running.notes import early_stop_note, notes, training_facts
@@ -162,7 +161,3 @@ def run(config: Params) -> None:
             kernels = kernel_names.digests(job.kernels)
             this_run.finish(config, world, start, steps * settings.batch_size, kernels)
             print(f"train: {results.summary(config, progress)}", file=sys.stderr)
-
-
-def main(_: Namespace) -> int:
-    return group.run_process(lambda: frame.run_stage("train", run))

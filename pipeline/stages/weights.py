@@ -6,13 +6,11 @@ It is a stage of its own, so that another model does not bring the images again.
 runs again without a network.
 """
 
-from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import errors, files
 from pipeline.config.model_names import EXACT_MODELS, MINE, OWN, PACKAGED, TIMM, source_model, weights_file
 from pipeline.config.params import Params
-from pipeline.running import frame
 from pipeline.sources import fetch
 
 
@@ -46,7 +44,3 @@ def run(config: Params) -> None:
             pretrained.quantize(file, model)
     origin = source.name if choice == "imagenet" else choice
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
-
-
-def main(_: Namespace) -> int:
-    return frame.run_stage("weights", run)
