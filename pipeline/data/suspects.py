@@ -5,8 +5,10 @@ cleanvision (https://github.com/cleanlab/cleanvision); docs/data.md has the diff
 image. Some limits depend on all images of the set.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,14 +33,6 @@ RANGES = 3  # an odd size is farther from the quartiles than this number of inte
 LEAST_RANGE = 0.1  # of the median: the least interquartile range, for sets in which most images have the same size
 
 
-class Outlier(NamedTuple):
-    """An image with a value beyond a limit."""
-
-    row: int
-    value: float
-    limit: float
-
-
 class Suspect(NamedTuple):
     """A row of suspects.csv, in the order of HEADER."""
 
@@ -50,81 +44,60 @@ class Suspect(NamedTuple):
     limit: float
 
 
-Rows = Sequence[ImageRow]  # of the used images
-Looks = Sequence[Appearance]  # of the same images
+Limits = tuple[float, float]  # a value below the first or above the second one is an issue
 
 
-def _below(values: Iterable[float], limit: float) -> list[Outlier]:
-    return [Outlier(row, value, limit) for row, value in enumerate(values) if value < limit]
+@dataclass(frozen=True)
+class Issue:
+    """A value of each image, and the limits, which may depend on the values of all images."""
+
+    value: Callable[[ImageRow, Appearance], float]
+    limits: Callable[[Sequence[float]], Limits]
+    is_rare: bool = False  # no issue of a set in which half of the images have it: it is usual there
 
 
-def _above(values: Iterable[float], limit: float) -> list[Outlier]:
-    return [Outlier(row, value, limit) for row, value in enumerate(values) if value > limit]
+def _below(limit: float) -> Callable[[Sequence[float]], Limits]:
+    return lambda _: (limit, math.inf)
 
 
-def _dark(_: Rows, looks: Looks) -> list[Outlier]:
-    return _below((look.brightest for look in looks), DARK)
+def _above(limit: float) -> Callable[[Sequence[float]], Limits]:
+    return lambda _: (-math.inf, limit)
 
 
-def _bright(_: Rows, looks: Looks) -> list[Outlier]:
-    return _above((look.darkest for look in looks), BRIGHT)
-
-
-def _blurred(_: Rows, looks: Looks) -> list[Outlier]:
-    few_edges = _below((look.edges for look in looks), EDGES)
-    return [outlier for outlier in few_edges if looks[outlier.row].evenness <= EVENNESS]
-
-
-def _low_information(_: Rows, looks: Looks) -> list[Outlier]:
-    return _below((look.entropy for look in looks), ENTROPY)
-
-
-def _grey(_: Rows, looks: Looks) -> list[Outlier]:
-    """The grey images, if more images have colour."""
-    grey = _below((look.colour for look in looks), GREY)
-    return grey if 2 * len(grey) < len(looks) else []
-
-
-def _missing_part(_: Rows, looks: Looks) -> list[Outlier]:
-    """The images of which a part is mid-grey, if more images have none: others have such a background."""
-    grey = _above((look.missing for look in looks), MISSING)
-    return grey if 2 * len(grey) < len(looks) else []
-
-
-def _odd_aspect(images: Rows, _: Looks) -> list[Outlier]:
-    return _below((min(image.width, image.height) / max(image.width, image.height) for image in images), ASPECT)
-
-
-def _odd_size(images: Rows, _: Looks) -> list[Outlier]:
-    """The images whose size, as the side of a square of equal area, is far from the usual one."""
-    sides = np.sqrt(np.array([image.width * image.height for image in images], np.float64))
-    first, middle, third = np.percentile(sides, [25, 50, 75])
+def _usual(values: Sequence[float]) -> Limits:
+    """The limits around the usual values."""
+    first, middle, third = np.percentile(values, [25, 50, 75])
     margin = RANGES * max(third - first, LEAST_RANGE * middle)
-    low, high = float(first - margin), float(third + margin)
-    rows = enumerate(sides.tolist())
-    return [Outlier(row, side, low if side < low else high) for row, side in rows if not low <= side <= high]
+    return float(first - margin), float(third + margin)
 
 
 ISSUES = {
-    "dark": _dark,
-    "bright": _bright,
-    "blurred": _blurred,
-    "low_information": _low_information,
-    "grey": _grey,
-    "odd_aspect": _odd_aspect,
-    "odd_size": _odd_size,
-    "missing_part": _missing_part,
+    "dark": Issue(lambda _, look: look.brightest, _below(DARK)),
+    "bright": Issue(lambda _, look: look.darkest, _above(BRIGHT)),
+    "blurred": Issue(lambda _, look: look.edges if look.evenness <= EVENNESS else math.inf, _below(EDGES)),
+    "low_information": Issue(lambda _, look: look.entropy, _below(ENTROPY)),
+    "grey": Issue(lambda _, look: look.colour, _below(GREY), is_rare=True),
+    "odd_aspect": Issue(lambda row, _: min(row.width, row.height) / max(row.width, row.height), _below(ASPECT)),
+    "odd_size": Issue(lambda row, _: math.sqrt(row.width * row.height), _usual),  # the side of a square of equal area
+    "missing_part": Issue(lambda _, look: look.missing, _above(MISSING), is_rare=True),  # else it is the background
 }
 
 
-def find(images: Rows, looks: Looks) -> list[Suspect]:
+def find(images: Sequence[ImageRow], looks: Sequence[Appearance]) -> list[Suspect]:
     """The suspicious ones of the used images: issue by issue, the one farthest beyond the limit first, then by path."""
     suspects = []
-    for issue, find_outliers in ISSUES.items():
-        outliers = find_outliers(images, looks)
-        for row, value, limit in sorted(outliers, key=lambda o: (-abs(o.value - o.limit), images[o.row].path)):
-            image = images[row]
-            suspects.append(Suspect(issue, image.path, image.label, image.split, round(value, 3), round(limit, 3)))
+    for name, issue in ISSUES.items():
+        values = list(map(issue.value, images, looks))
+        low, high = issue.limits(values)
+        outliers = [
+            (image, value, low if value < low else high)
+            for image, value in zip(images, values, strict=True)
+            if not low <= value <= high
+        ]
+        if issue.is_rare and 2 * len(outliers) >= len(images):
+            continue
+        for image, value, limit in sorted(outliers, key=lambda found: (-abs(found[1] - found[2]), found[0].path)):
+            suspects.append(Suspect(name, image.path, image.label, image.split, round(value, 3), round(limit, 3)))
     return suspects
 
 
