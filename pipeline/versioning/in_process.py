@@ -23,12 +23,11 @@ import dvc.rwlock
 import dvc.stage.run
 from dvc.cli import DvcParserError, parse_args
 from dvc.commands.repro import CmdRepro
-from dvc.dvcfile import PROJECT_FILE
 from dvc.exceptions import DvcException
 from dvc.lock import LockError
 from dvc.logger import set_loggers_level
 from dvc.repo import Repo, lock_repo
-from dvc.repo.reproduce import _reproduce_stage, collect_stages, get_active_graph, plan_repro
+from dvc.repo.reproduce import _reproduce_stage
 from dvc.stage import Stage
 from dvc.stage.exceptions import StageCmdFailedError
 
@@ -103,16 +102,17 @@ def busy(pid: int) -> UserError:
 
 
 def stages(repo: Repo, arguments: Namespace) -> list[Stage]:
-    """The stages that `dvc repro` with these arguments brings up to date, in order: as dvc.repo.reproduce does it."""
-    whole = arguments.pipeline or arguments.all_pipelines
-    targets = [] if arguments.all_pipelines else arguments.targets or [PROJECT_FILE]
-    named: list[Stage] = collect_stages(repo, targets, recursive=arguments.recursive, glob=arguments.glob)
-    if arguments.single_item and not whole:
-        return named
-    downstream = arguments.downstream and not whole
-    graph = get_active_graph(repo.index.graph)
-    ordered: list[Stage] = plan_repro(graph, named, pipeline=arguments.pipeline, downstream=downstream)
-    return ordered
+    """The stages that `dvc repro` with these arguments brings up to date, in order."""
+    found: list[Stage] = []
+    repo.reproduce(repro_fn=lambda stage, **_: found.append(stage), **options(arguments) | {"pull": False})
+    return found
+
+
+def options(arguments: Namespace) -> dict[str, Any]:
+    """What DVC's command passes to `Repo.reproduce` for these arguments."""
+    command = CmdRepro.__new__(CmdRepro)
+    command.args = arguments
+    return {**command._common_kwargs, **command._repro_kwargs}
 
 
 def lost(stages: list[Stage]) -> list[Fault]:
@@ -214,13 +214,11 @@ class Run:
 def reproduce(repo: Repo, arguments: Namespace, verbose: bool) -> int:
     """Bring the stages up to date, as `dvc repro` with these arguments. Returns the exit status."""
     linux.adopt_orphans()
-    command = CmdRepro.__new__(CmdRepro)
-    command.args = arguments
     run = Run(is_silent=verbose or arguments.verbose or arguments.quiet)
     dvc.stage.run._run = run.run_command
     try:
         with run.handling_signals():
-            repo.reproduce(repro_fn=run.reproduce_stage, **command._common_kwargs, **command._repro_kwargs)
+            repo.reproduce(repro_fn=run.reproduce_stage, **options(arguments))
     except Interrupted:
         return 128 + run.signal
     except DvcException:
