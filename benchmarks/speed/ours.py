@@ -87,7 +87,7 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     world = rendezvous.world_of(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     images, _ = storage.open_images(data, config.run, world.device)
-    with group.join(world, 600):
+    with group.process_group(world, "auto", 600, rendezvous.connect_store(world, 600)):
         yield Ready(config, Dataset(data, images, IMAGENET), world)
 
 

@@ -62,7 +62,8 @@ def trial(config: Params, classes: int) -> dict[str, float]:
     settings = config.train
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = rendezvous.world_of(os.environ, settings.device)
-    with group.join(world, config.run.timeout_seconds, settings.backend):
+    timeout = config.run.timeout_seconds
+    with group.process_group(world, settings.backend, timeout, rendezvous.connect_store(world, timeout)):
         dataset = random_data(config, classes, world.device)
         counts = dict.fromkeys(dataset.packed.classes, 1)  # a batch may lack a class, which train.class_weights refuses
         learner = make_learner(config, make_model(config, tuple(counts), world), counts, world)

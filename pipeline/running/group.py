@@ -26,13 +26,6 @@ ANSWER_SECONDS = 3
 
 
 @contextmanager
-def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[None]:
-    """`process_group`, after the processes have met."""
-    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)):
-        yield
-
-
-@contextmanager
 def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[None]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 

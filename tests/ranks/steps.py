@@ -101,7 +101,7 @@ def main() -> None:
     folder, (steps, shards, images), cases = Path(sys.argv[1]), map(int, sys.argv[2:5]), json.loads(sys.argv[5])
     determinism.make_deterministic(1, True)
     world = rendezvous.world_of(os.environ, "cpu")
-    with group.join(world, 300):
+    with group.process_group(world, "auto", 300, rendezvous.connect_store(world, 300)):
         for case in cases:
             digests = collectives.all_gather_object(train(world, case, steps, shards, images, folder))
             # ddp's statistics differ between processes
