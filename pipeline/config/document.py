@@ -61,12 +61,7 @@ def updated_text(text: str, values: Mapping[str, Any]) -> str:
     yaml.default_flow_style = False
     document = yaml.load(text)
     for dotted, value in values.items():
-        *sections, key = dotted.split(".")
-        table = document
-        for section in sections:
-            if table.get(section) is None:  # a table without a line in it
-                table[section] = {}
-            table = table[section]
+        table, key = table_of(document, dotted)
         if key in table and table[key] == value:
             continue
         if isinstance(value, list) and isinstance(table.get(key), list):
@@ -76,6 +71,16 @@ def updated_text(text: str, values: Mapping[str, Any]) -> str:
     stream = io.StringIO()
     yaml.dump(document, stream)
     return stream.getvalue()
+
+
+def table_of(document: Any, dotted: str) -> tuple[Any, str]:
+    """The table in nested tables that has, or is to have, the value of a dotted key; and its key there."""
+    *sections, key = dotted.split(".")
+    for section in sections:
+        if not isinstance(document.get(section), dict):  # a table without a line in it is null
+            document[section] = {}
+        document = document[section]
+    return document, key
 
 
 def rewrite(path: Path, values: Mapping[str, Any]) -> None:
@@ -100,21 +105,9 @@ def with_defaults(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, An
     """
     result = dict(defaults)
     for key, value in raw.items():
-        result[key] = with_defaults(value or {}, defaults[key]) if _are_tables(value, defaults.get(key)) else value
+        are_tables = isinstance(defaults.get(key), dict) and (value is None or isinstance(value, dict))
+        result[key] = with_defaults(value or {}, defaults[key]) if are_tables else value
     return result
-
-
-def missing_keys(raw: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of `defaults` that `raw` lacks; for a table that it lacks as a whole, the key of the table."""
-    for key, value in defaults.items():
-        if key not in raw:
-            yield f"{prefix}{key}"
-        elif _are_tables(raw[key], value):
-            yield from missing_keys(raw[key] or {}, value, f"{prefix}{key}.")
-
-
-def _are_tables(value: Any, default: Any) -> bool:
-    return isinstance(default, dict) and (value is None or isinstance(value, dict))
 
 
 def value_text(value: Any) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import in_words
 from pipeline.config import document
 
 FILE = Path("params.yaml")
@@ -282,19 +283,16 @@ def with_values(config: Params, values: Mapping[str, Any]) -> Params:
     """The params with other values (dotted key → value). Raises UserError for a value that is not allowed."""
     raw = config.model_dump(mode="json")
     for dotted, value in values.items():
-        *sections, key = dotted.split(".")
-        table = raw
-        for section in sections:
-            if not isinstance(table.get(section), dict):  # `parse` refuses this section by its name
-                table[section] = {}
-            table = table[section]
+        table, key = document.table_of(raw, dotted)  # `parse` refuses an unknown section by its name
         table[key] = value
     return parse(raw)
 
 
 def missing_settings(path: Path = FILE) -> str:
     """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
-    if not (names := list(document.missing_keys(document.read(path), Params().model_dump(mode="json")))):
+    present = dict(document.leaves(document.read(path)))
+    names = [name for name, _ in document.leaves(Params().model_dump(mode="json")) if name not in present]
+    if not names:
         return ""
     remedy = "to see them: perennial params; the params.yaml of a new clone has their lines"
-    return f"{path} lacks {', '.join(names)}; the default values are used; {remedy}"
+    return f"{path} lacks {in_words(names)}; the default values are used; {remedy}"
