@@ -42,7 +42,8 @@ def job(folder: Path) -> Job:
 def content_of_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a checkpoint."""
     folder = tmp_path_factory.mktemp("run")
-    resume.save_checkpoint(job(folder), learner(), Totals.zero(ALONE.device, 1), state.Progress(step=3))
+    about = job(folder)
+    resume.save_state(about, learner(), Totals.zero(ALONE.device, 1), state.Progress(step=3), about.run.checkpoint)
     return checkpoint.load(folder / runs.CHECKPOINT)
 
 

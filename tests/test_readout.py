@@ -22,7 +22,7 @@ from pipeline.learning.readout import Readout
 from pipeline.loader.storage import Dataset
 from pipeline.running.job import Job
 from pipeline.running.monitor import Monitor
-from pipeline.running.resume import save_checkpoint
+from pipeline.running.resume import save_state
 from pipeline.running.runs import Run
 from pipeline.stages import train
 from tests.conftest import on_cpu, read_params
@@ -184,5 +184,5 @@ def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:
     learner, totals = state.make_learner(config, model, {"a": 1, "b": 1}, ALONE), Totals.zero(ALONE.device, 1)
     totals.broken_step.fill_(3)
     with refuses(("train.lr", "value")):
-        save_checkpoint(job, learner, totals, state.Progress(step=4))
+        save_state(job, learner, totals, state.Progress(step=4), job.run.checkpoint)
     assert list(tmp_path.iterdir()) == []

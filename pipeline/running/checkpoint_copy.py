@@ -67,12 +67,6 @@ def keep(config: Params, run: RunSettings) -> Iterator[None]:
         place.clear()
 
 
-def start_again(run: RunSettings, folder: Path, fingerprint: str) -> str:
-    """What removes the checkpoints of a run: the remedy if it cannot go on from them."""
-    copies = f"{without_secrets(run.checkpoint_copy)}/{fingerprint}"
-    return f"to start again: rm -r {folder}" + (f", and remove {copies}" if run.checkpoint_copy != NONE else "")
-
-
 class Place:
     """Where the checkpoints of a run are copied to."""
 

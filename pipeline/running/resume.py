@@ -1,7 +1,7 @@
 """Saves a running training, and resumes it exactly. The sampler has no state to save (see loader/sampler.py)."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.base import errors, schema
-from pipeline.base.errors import Fault, UserError, raise_if_any
+from pipeline.base.errors import Fault, UserError, raise_if_any, without_secrets
 from pipeline.learning import chain, collectives
 from pipeline.learning.loop import Learner, Totals
 from pipeline.learning.state import Progress, export_weights
 from pipeline.loader import sampler
 from pipeline.loader.batches import Batch
 from pipeline.models import exported
-from pipeline.running import agreement, checkpoint, checkpoint_copy, claim, kernel_names, provenance
+from pipeline.running import agreement, checkpoint, checkpoint_copy, kernel_names, provenance
 from pipeline.running.failures import check_losses_finite
 from pipeline.running.job import Job
 from pipeline.running.kernel_names import Kernels
@@ -43,17 +43,20 @@ class Content:
     kernels: Kernels = field(default_factory=dict)  # missing without any: on a CPU
 
 
-def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
-    """Save the working checkpoint. All processes call this, because their totals are added; rank 0 writes the file.
+def save_state(job: Job, learner: Learner, totals: Totals, progress: Progress, path: Path) -> None:
+    """Save the state to `path`: the working checkpoint, or a file that stays (run.keep_states).
 
-    Raises UserError if a loss was not finite: nobody could go on from there.
+    All processes call this, because their totals are added; rank 0 writes the file. Raises UserError if a loss was not
+    finite: nobody could go on from there.
     """
-    _save(job, learner, totals, progress, job.run.checkpoint, keep_previous=True)
-
-
-def keep_state(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
-    """Save the state at the end of an epoch to a file that stays (run.keep_states), as `save_checkpoint` does."""
-    _save(job, learner, totals, progress, claim.state_file(len(progress.history)), keep_previous=False)
+    check_losses_finite(int(collectives.all_reduce_max(totals.broken_step.clone())), job.config.train)
+    sums = collectives.all_reduce_sum(totals.sums.clone())
+    if job.world.is_main:
+        hardware = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
+        facts = {"progress": asdict(progress), "hardware": hardware, "fingerprint": job.run.fingerprint}
+        facts |= {"kernels": job.kernels} if job.kernels else {}
+        state = {**learner.state_dict(), "totals": sums, **facts}
+        checkpoint.save(path, state, keep_previous=path == job.run.checkpoint)
 
 
 def keep_weights(job: Job, learner: Learner, epoch: int) -> None:
@@ -62,16 +65,6 @@ def keep_weights(job: Job, learner: Learner, epoch: int) -> None:
     if job.world.is_main and every and epoch % every == 0:
         weights = export_weights(learner, job.config.train)
         exported.save_weights(job.run.folder / f"epoch-{epoch:04}.safetensors", weights)
-
-
-def _save(job: Job, learner: Learner, totals: Totals, progress: Progress, path: Path, keep_previous: bool) -> None:
-    check_losses_finite(int(collectives.all_reduce_max(totals.broken_step.clone())), job.config.train)
-    sums = collectives.all_reduce_sum(totals.sums.clone())
-    if job.world.is_main:
-        hardware = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
-        facts = {"progress": asdict(progress), "hardware": hardware, "fingerprint": job.run.fingerprint}
-        facts |= {"kernels": job.kernels} if job.kernels else {}
-        checkpoint.save(path, {**learner.state_dict(), "totals": sums, **facts}, keep_previous)
 
 
 def newest_checkpoint(path: Path, remedy: str) -> dict[str, Any] | None:
@@ -100,7 +93,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     claim begins with another file, and the claim has another state there.
     """
     path = Path(job.claim.start or job.run.checkpoint)
-    remedy = checkpoint_copy.start_again(job.config.run, path.parent, job.run.fingerprint)
+    remedy = _start_again(job)
     # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
     state = collectives.broadcast_object(newest_checkpoint(path, remedy) if job.world.is_main else None)
     if state is None:
@@ -135,9 +128,8 @@ def check_run(job: Job, path: Path, fingerprint: str) -> None:
     """
     ours = job.run.fingerprint
     if fingerprint != ours and not job.claim.start:
-        again = checkpoint_copy.start_again(job.config.run, path.parent, ours)
         value, reason = f"of the run {fingerprint[:16]}", f"this run is {ours[:16]}"
-        raise UserError(Fault(str(path), value, "differs", reason, remedy=again))
+        raise UserError(Fault(str(path), value, "differs", reason, remedy=_start_again(job)))
 
 
 def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
@@ -146,10 +138,7 @@ def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
     remedy = f"go on where it was begun; {_start_again(job)}"
     if job.claim.start:
         remedy = "repeat it there; with train.arithmetic: portable every x86-64 CPU can"
-    raise_if_any(
-        Fault(_place(job), f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
-        for name, before, now in agreement.differences(hardware, current)
-    )  # the bytes could not be the same
+    _raise_if_other(job, "", hardware, current, remedy)
 
 
 def compare_kernels(job: Job, steps: Iterator[Batch]) -> Iterator[Batch]:
@@ -175,24 +164,23 @@ def check_kernels(job: Job, crops: str, names: list[str]) -> None:
             print(f"train: {NO_KERNELS}", file=sys.stderr)
         return
     remedy = f"give the training the GPU memory that it had (nvidia-smi lists other programs); {_start_again(job)}"
-    differences = agreement.differences(job.kernels.setdefault(crops, current), current)
+    _raise_if_other(job, "the kernel ", job.kernels.setdefault(crops, current), current, remedy)
+
+
+def _raise_if_other(job: Job, what: str, before: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
+    """Raise UserError with each fact that was another one when the run began: the bytes could not be the same.
+
+    `what`: before the name of a fact.
+    """
+    place = job.claim.start or str(job.run.folder)
     raise_if_any(
-        Fault(
-            _place(job),
-            f"begun with the kernel {name[:LONGEST_NAME]}: {before}",
-            "differs",
-            f"here: {now}",
-            remedy=remedy,
-        )
-        for name, before, now in differences
+        Fault(place, f"begun with {what}{name[:LONGEST_NAME]}: {old}", "differs", f"here: {new}", remedy=remedy)
+        for name, old, new in agreement.differences(before, now)
     )
 
 
-def _place(job: Job) -> str:
-    """What a refused resume began with."""
-    return job.claim.start or str(job.run.folder)
-
-
 def _start_again(job: Job) -> str:
-    """The remedy if a run cannot go on."""
-    return checkpoint_copy.start_again(job.config.run, job.run.folder, job.run.fingerprint)
+    """What removes the checkpoints of a run: the remedy if it cannot go on from them."""
+    address = job.config.run.checkpoint_copy
+    copies = f", and remove {without_secrets(address)}/{job.run.fingerprint}" if address != checkpoint_copy.NONE else ""
+    return f"to start again: rm -r {job.run.folder}{copies}"

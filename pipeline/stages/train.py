@@ -30,7 +30,7 @@ from pipeline.running.failures import check_exported, check_losses_finite, expla
 from pipeline.running.job import Job, check_inputs
 from pipeline.running.notes import early_stop_note, notes, training_facts
 from pipeline.running.rendezvous import check_size
-from pipeline.running.resume import compare_kernels, keep_state, keep_weights, resume, save_checkpoint
+from pipeline.running.resume import compare_kernels, keep_weights, resume, save_state
 
 Weights = dict[str, Tensor]
 
@@ -67,7 +67,7 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
         digest.join()
         take(readout.rest(), is_shown=True)  # an attempt that goes on from here does not write these values again
         display.flush()
-        save_checkpoint(job, learner, totals, progress)
+        save_state(job, learner, totals, progress, job.run.checkpoint)
 
     collectives.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
@@ -97,7 +97,7 @@ def train(job: Job, model: nn.Module) -> tuple[Weights, Progress, int]:
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if epoch > 0 and run.keep_states and (is_over or epoch % run.keep_states == 0):
                 digest.join()
-                keep_state(job, learner, totals, progress)
+                save_state(job, learner, totals, progress, claim.state_file(epoch))
             stop = max((reading.stop for reading in readings), default=0)
             if is_over or stop or any(reading.is_late and reading.step > save_step for reading in readings):
                 save()

@@ -41,9 +41,7 @@ INSTEAD: dict[Any, dict[str, Any]] = {
         "notes": lambda *_: (),
         "training_facts": lambda *_: (),
         "early_stop_note": do_nothing,
-        **dict.fromkeys(
-            ("save_checkpoint", "keep_state", "keep_weights", "check_losses_finite", "check_exported"), do_nothing
-        ),
+        **dict.fromkeys(("save_state", "keep_weights", "check_losses_finite", "check_exported"), do_nothing),
     },
 }
 
