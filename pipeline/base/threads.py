@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 RESULT_BYTES = 2**28  # the most bytes that finished results may take while they wait for the reader
 
@@ -48,19 +48,19 @@ def prefetch(items: Iterator[Item], ahead: int) -> Iterator[Item]:
     before.
     """
     end = object()
-    if ahead == 0:
-        item = next(items, end)
-        while item is not end:
-            try:
-                next_item = next(items, end)
-            except Exception:
-                yield item  # type: ignore[misc]
-                raise  # where the reader asks for the item that could not be made
-            yield item  # type: ignore[misc]
-            item = next_item
-        return
     with ThreadPoolExecutor(1, "prefetch") as pool:
-        futures = deque(pool.submit(next, items, end) for _ in range(ahead))
+        start = pool.submit if ahead else begun
+        futures = deque(start(next, items, end) for _ in range(ahead or 1))
         while (item := futures.popleft().result()) is not end:
-            futures.append(pool.submit(next, items, end))
+            futures.append(start(next, items, end))
             yield item  # type: ignore[misc]
+
+
+def begun(work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """`work(*arguments)`, computed in this thread. An error is raised where the result is asked for."""
+    future = Future[Result]()
+    try:
+        future.set_result(work(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeline.base import threads
 from pipeline.learning.ema import Ema
 from pipeline.learning.parallel import ParallelModel
 from pipeline.learning.precision import Precision
@@ -31,11 +32,7 @@ class Lookahead(Iterator[Item]):
     def begin(self) -> None:
         """Make the next item, once. If that fails, the error is raised where the reader requests the item."""
         if self._next is None:
-            self._next = Future()
-            try:
-                self._next.set_result(next(self._items))
-            except Exception as error:  # also the end of the items
-                self._next.set_exception(error)
+            self._next = threads.begun(next, self._items)  # the end of the items is an error, too
 
     def __next__(self) -> Item:
         self.begin()
