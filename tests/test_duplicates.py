@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data import duplicates
+from pipeline.data import appearance, duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.dataset.split_table import SPLITS
 from pipeline.sources.layout import ImageFile
@@ -120,7 +120,7 @@ def test_the_perceptual_hash_is_the_sign_of_the_lowest_frequencies() -> None:
     waves = np.cos(np.pi / 64 * np.arange(8)[:, None] * (2 * np.arange(32) + 1))
     lowest = (waves @ grey @ waves.T).ravel()
     bits = "".join("01"[int(high)] for high in lowest > np.median(lowest))
-    assert duplicates.perceptual_hash(noise_image(7, 64)) == int(bits, 2)
+    assert appearance.perceptual_hash(noise_image(7, 64)) == int(bits, 2)
 
 
 def test_near_duplicates_are_those_within_the_threshold(small: Path) -> None:
@@ -128,7 +128,7 @@ def test_near_duplicates_are_those_within_the_threshold(small: Path) -> None:
     other = Image.blend(noise_image(1, 64), noise_image(2, 64), 0.2)
     other.save(small / "cat/blend.png")
     put(small / "cat/larger.png", 1, side=64)
-    assert (duplicates.perceptual_hash(other) ^ duplicates.perceptual_hash(noise_image(1, 64))).bit_count() == 6
+    assert (appearance.perceptual_hash(other) ^ appearance.perceptual_hash(noise_image(1, 64))).bit_count() == 6
     for bits, largest in ((5, 2), (6, 3)):
         counts = do_split(small, phash_distance=bits)[1]
         assert (counts["near_duplicate_groups"], counts["largest_group"]) == (1, largest)

@@ -264,9 +264,9 @@ def test_a_video_or_sidecar_of_any_length_is_named(tmp_path: Path, name: str) ->
     """By the ending of its name. It is not too large. An image with such an ending is decoded."""
     with (path := tmp_path / f"a{name.upper()}").open("wb") as file:
         file.truncate(10**9)
-    assert images.inspect_image(path, 8, 10**6, id).reason == beside(formats.COMPANIONS[name])
+    assert images.inspect_image(path, 8, 10**6).reason == beside(formats.COMPANIONS[name])
     path.write_bytes(plain("PNG", 0)[0])
-    assert images.inspect_image(path, 8, 10**6, id).reason == ""
+    assert images.inspect_image(path, 8, 10**6).reason == ""
 
 
 # ---- of several formats ----
@@ -280,7 +280,7 @@ def test_threads_decode_the_same_bytes(tmp_path: Path, file_format: str) -> None
         path.write_bytes(encode(scene(seed, 400, 300), file_format))
 
     def look(path: Path) -> str:
-        return images.inspect_image(path, 8, 10**6, lambda image: image.width).pixels
+        return images.inspect_image(path, 8, 10**6).pixels
 
     alone = [look(path) for path in paths]
     assert len(set(alone)) == 4
@@ -297,7 +297,7 @@ def test_an_image_is_turned_once(tmp_path: Path, file_format: str, orientation: 
     turned = image.transpose(Image.Transpose(inverse[orientation])) if orientation > 1 else image
     (tmp_path / "a").write_bytes(encode(turned, file_format, exif=exif.tobytes()))
     assert abs(np.asarray(decode(tmp_path / "a")).astype(int) - np.asarray(image)).mean() < 5
-    info = images.inspect_image(tmp_path / "a", 8, 10**6, id)
+    info = images.inspect_image(tmp_path / "a", 8, 10**6)
     assert (info.width, info.height) == image.size
     assert images.square_and_size(tmp_path / "a", 2)[1] == image.size  # also of a JPEG at a reduced scale
 
@@ -308,13 +308,13 @@ def test_damaged_files_end_with_a_reason(tmp_path: Path, file_format: str) -> No
     content, draw = plain(file_format, 0)[0], np.random.default_rng(0)
     for length in (100, len(content) // 3, len(content) * 9 // 10):
         (tmp_path / "a").write_bytes(content[:length])
-        reason = images.inspect_image(tmp_path / "a", 8, 10**6, id).reason
+        reason = images.inspect_image(tmp_path / "a", 8, 10**6).reason
         assert reason == "truncated" or (reason and file_format not in ("JPEG", "PNG", "BMP", "PPM")), (length, reason)
     for number in range(100):
         broken = np.frombuffer(content, np.uint8).copy()
         broken[draw.integers(0, len(broken) if number % 2 else 400, 6)] = draw.integers(0, 256, 6)
         (tmp_path / "a").write_bytes(broken.tobytes())
-        assert decoders.kind(images.inspect_image(tmp_path / "a", 8, 10**6, id).reason) in ("", *decoders.REASONS)
+        assert decoders.kind(images.inspect_image(tmp_path / "a", 8, 10**6).reason) in ("", *decoders.REASONS)
 
 
 def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(

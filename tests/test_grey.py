@@ -15,7 +15,6 @@ from PIL import Image
 
 from pipeline.config.params import Grey, Prepare
 from pipeline.data import grey, images
-from pipeline.data.duplicates import perceptual_hash
 from pipeline.dataset import packed, split_table
 from pipeline.evaluation import photos
 from pipeline.models.description import View
@@ -105,7 +104,7 @@ def test_images_of_eight_bits_do_not_depend_on_it(tmp_path: Path) -> None:
 
 
 def inspect_image(path: Path) -> images.ImageInfo:
-    return images.inspect_image(path, 8, 10**6, perceptual_hash)
+    return images.inspect_image(path, 8, 10**6)
 
 
 def test_two_dark_images_are_told_apart(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_bytes_that_were_hashed_are_decoded(
     assert (len(before) > images.SMALL_FILE) == (side > 64)
     photo = inbox / "cats/b.png"
     photo.write_bytes(before)
-    expected = images.square_and_size(photo, 32)[0], images.inspect_image(photo, 1, 10**6, id).pixels
+    expected = images.square_and_size(photo, 32)[0], images.inspect_image(photo, 1, 10**6).pixels
     source = write_and_read(inbox)
     table = inbox.parent / "split.csv"
     row = ("cats/b.png", "cats", "train", "", side, side)
@@ -111,7 +111,7 @@ def test_a_changed_file_that_is_no_image_is_refused(inbox: Path, size: int) -> N
     (inbox / "cats/b.png").write_bytes(b"\0\0\0\x20ftypisom".ljust(size, b"\0"))
     for most_pixels in (1, 10**6):
         with refuses((inbox / "cats/b.png", "differs")):
-            images.inspect_image(inbox / "cats/b.png", 1, most_pixels, id, sha256=source.hashes["cats/b.png"])
+            images.inspect_image(inbox / "cats/b.png", 1, most_pixels, sha256=source.hashes["cats/b.png"])
 
 
 def _noise(seed: int, side: int) -> bytes:

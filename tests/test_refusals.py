@@ -435,7 +435,7 @@ ROWS: list[Row] = [
     *(("what is no file", partial(look_at, make, look), "a.jpg", "value")
       for make in (os.mkfifo, socket_at, Path.mkdir, lambda path: path.symlink_to("/dev/zero"))
       for look in (decode, lambda path: images.square_and_size(path, 32),
-                   lambda path: images.inspect_image(path, 1, 1, id))),
+                   lambda path: images.inspect_image(path, 1, 1))),
     *rows(
         "an address of a file", fetch_file,
         ("file://photos.tgz", "data.url", "value"), ("file:///nowhere/photos.tgz", "data.url", "missing"),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import duplicates, splitting
+from pipeline.data import appearance, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.splitting import Assignment
@@ -114,7 +114,7 @@ def test_the_stage_writes_the_table_and_the_counts(
     table = {row["path"]: row for row in rows}
     wide, near, empty, same = (table[f"dog/{name}.png"] for name in (WIDE, "z near", "empty", "101"))
     with Image.open(small / f"dog/{WIDE}.png") as image:
-        assert wide["phash"] == f"{duplicates.perceptual_hash(image.convert('RGB')):016x}"
+        assert wide["phash"] == f"{appearance.perceptual_hash(image.convert('RGB')):016x}"
     assert (wide["class"], wide["reason"], wide["width"], wide["height"]) == ("dog", "", "40", "24")
     assert wide["group"] == wide["pixels"][:16]
     assert (empty["split"], empty["reason"], empty["phash"], empty["group"]) == ("", "empty", "", "")

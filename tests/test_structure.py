@@ -32,7 +32,7 @@ OWNERS = {  # a library → the modules that import it
         "data.appearance", "data.decoders", "data.images", "dataset.squares", "sources.synthetic",
         "evaluation.heatmap", "reporting.thumbnails",
     },
-    "imagehash": {"data.duplicates"},
+    "imagehash": {"data.appearance"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
     "scipy": {"data.duplicates", "evaluation.metrics"},
     "requests": {"sources.fetch"},

@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import appearance, corrections, duplicates, images, suspects
+from pipeline.data import appearance, corrections, images, suspects
 from pipeline.data.appearance import Appearance
 from pipeline.data.images import ImageInfo
 from pipeline.dataset.split_table import ImageRow
@@ -33,7 +33,7 @@ def appearance_of(image: Image.Image) -> Appearance:
 
 
 def inspect(path: Path) -> ImageInfo:
-    info = images.inspect_image(path, 1, 10**8, duplicates.perceptual_hash)
+    info = images.inspect_image(path, 1, 10**8)
     assert not info.reason
     return info
 

@@ -7,6 +7,7 @@ it is sharp.
 
 from dataclasses import dataclass
 
+import imagehash
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
@@ -54,6 +55,12 @@ def measure_appearance(image: Image.Image, grey: Image.Image) -> Appearance:
         evenness,
         max(float(is_fill.all(axis=axis).mean()) for axis in (0, 1)),  # columns: of a turned image
     )
+
+
+def perceptual_hash(grey: Image.Image) -> int:
+    """The 64-bit pHash of an image: which of its lowest 8 × 8 frequencies are above their median."""
+    bits = imagehash.phash(grey).hash
+    return int.from_bytes(np.packbits(bits).tobytes())
 
 
 def _percentiles(values: NDArray[np.integer], *percents: int) -> list[int]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-import imagehash
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
@@ -15,7 +14,6 @@ from scipy.sparse.csgraph import connected_components
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config.params import Duplicates
-from pipeline.data import images
 from pipeline.data.images import ImageInfo
 from pipeline.dataset.split_table import CONFLICT, DUPLICATE, SPLITS
 from pipeline.sources.layout import ImageFile
@@ -107,12 +105,6 @@ def distinct_identities(image_files: Sequence[ImageFile], infos: Sequence[ImageI
 
 
 # ---- near duplicates ----
-
-
-def perceptual_hash(image: images.RGB) -> int:
-    """The 64-bit pHash of an image: which of its lowest 8 × 8 frequencies are above their median."""
-    bits = imagehash.phash(image).hash
-    return int.from_bytes(np.packbits(bits).tobytes())
 
 
 def near_duplicates(phashes: NDArray[np.uint64], splits: NDArray[np.int64], threshold: int) -> NearDuplicates:

@@ -115,13 +115,10 @@ def as_square(original: DecodedImage, size: int, fit: Fit) -> tuple[NDArray[np.u
     return np.asarray(squares.SQUARES[fit](original.image, size)), squares.proportions(fit, original.size)
 
 
-def inspect_image(
-    path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], sha256: str = ""
-) -> ImageInfo:
+def inspect_image(path: Path, min_side: int, max_pixels: int, sha256: str = "") -> ImageInfo:
     """The measures of a file, or the reason why it cannot be used.
 
-    `fingerprint` computes the hash of an image in mode L. For this hash and the appearance, 16-bit grey is scaled by
-    `minmax`: they do not depend on prepare.grey.
+    For the perceptual hash and the appearance, 16-bit grey is scaled by `minmax`: they do not depend on prepare.grey.
 
     Raises OSError if the file cannot be read, because that is a fault of the disk and not of the image. Raises
     UserError if it is a folder, a pipe or a device, and Changed if its bytes have another hash than `sha256`.
@@ -133,7 +130,7 @@ def inspect_image(
             for strip in _strips(exact):
                 pixels.update(strip.tobytes())
             digest, grey_image = pixels.hexdigest(), image.convert("L")
-            phash, look = fingerprint(grey_image), appearance.measure_appearance(image, grey_image)
+            phash, look = appearance.perceptual_hash(grey_image), appearance.measure_appearance(image, grey_image)
             return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark, look)
     except Unusable as error:
         return ImageInfo(decoders.reason_of(path, error), *error.size)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.base import linux, threads
 from pipeline.checks import machine
 from pipeline.config.params import Params
-from pipeline.data import duplicates, images
+from pipeline.data import images
 from pipeline.evaluation import acceptance
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
@@ -79,7 +79,7 @@ def reading_seconds(config: Params, survey: Survey) -> float:
     settings, packing = config.split, config.prepare
 
     def read(path: Path) -> None:
-        info = images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
+        info = images.inspect_image(path, settings.min_side, settings.max_pixels)
         if not info.reason:
             images.square_and_size(path, packing.size, packing.grey, fit=packing.fit)
 

@@ -147,7 +147,7 @@ def inspect(
 
     def inspect_one(image_file: ImageFile) -> ImageInfo:
         path, sha256 = source.file(image_file.path)
-        return inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash, sha256=sha256)
+        return inspect_image(path, settings.min_side, settings.max_pixels, sha256)
 
     return list(threads.ordered_map(inspect_one, image_files, workers, "split"))
 
