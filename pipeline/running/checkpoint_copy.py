@@ -74,7 +74,7 @@ class Place:
         """Raises UserError if nothing can be written there."""
         self._run, self._shown = run, without_secrets(address)
         self._copied: Identity | None = None  # the checkpoint that was copied last
-        self._next_try, self._reason = 0.0, ""
+        self._reason = ""  # why the last try failed; empty if it did not
         with self._explained("machine", f"{NONE}, a folder, or what fsspec opens and these credentials can write"):
             import fsspec.core
 
@@ -128,9 +128,8 @@ class Place:
 
     def follow(self, is_over: threading.Event) -> None:
         """Copy each new checkpoint, until `is_over` is set."""
-        while not is_over.wait(CHECK_SECONDS):
-            if time.monotonic() >= self._next_try:
-                self._try()
+        while not is_over.wait(RETRY_SECONDS if self._reason else CHECK_SECONDS):
+            self._try()
 
     def finish(self) -> None:
         """Copy the newest checkpoint, if it is not there yet; try it for FINISH_SECONDS."""
@@ -156,7 +155,7 @@ class Place:
         except Exception as error:  # of any of fsspec's packages
             if not self._reason:
                 print(f"train: {KEY}: {self._shown}: {one_line(error)}; it is tried again", file=sys.stderr)
-            self._next_try, self._reason = time.monotonic() + RETRY_SECONDS, one_line(error)
+            self._reason = one_line(error)
         else:
             self._copied, self._reason = newest, ""
 

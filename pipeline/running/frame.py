@@ -10,7 +10,8 @@ from pipeline.base import linux
 from pipeline.base.errors import Stopped, exit_status, raise_if_any
 from pipeline.checks import machine, validity
 from pipeline.config import params
-from pipeline.config.params import Params
+from pipeline.config.model_names import MINE, TIMM
+from pipeline.config.params import Params, Train
 from pipeline.running import terminal
 from pipeline.versioning import integrity
 
@@ -22,6 +23,14 @@ def load_params() -> Params:
     config = params.load()
     raise_if_any(validity.faults(config, machine.read()))
     return config
+
+
+def check_model(settings: Train) -> None:
+    """Raise UserError if train.model is one of timm's, or the user's own, and cannot be trained."""
+    if settings.model.startswith((TIMM, MINE)):
+        from pipeline.models import own, timm_models  # imports torch, which takes seconds
+
+        raise_if_any(timm_models.faults(settings) + own.faults(settings))
 
 
 def tell(text: str) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from pipeline.base import errors, files, linux, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.checks import machine, validity
-from pipeline.config.model_names import MINE, TIMM
 from pipeline.config.params import HOST_PORT, PATTERNS, Params, Run, Train
 from pipeline.dataset import feature_file
 from pipeline.running import checkpoint_copy, frame, launchers, variables
@@ -84,14 +83,6 @@ def check_apex(settings: Train) -> None:
         raise UserError(*(Fault(key, value, "machine", reason, remedy=remedy) for key, value in choices.items()))
 
 
-def check_model(settings: Train) -> None:
-    """Raise UserError if train.model is one of timm's, or the user's own, and cannot be trained."""
-    if settings.model.startswith((TIMM, MINE)):
-        from pipeline.models import own, timm_models  # imports torch, which takes seconds
-
-        errors.raise_if_any(timm_models.faults(settings) + own.faults(settings))
-
-
 def on_this_node(run: Run) -> Run:
     """The same run on one node. An evaluation gives the same bytes for every number of processes."""
     processes = run.processes // run.nodes
@@ -150,7 +141,7 @@ def main(arguments: Namespace) -> int:
         if name == "evaluate":  # with the arithmetic with which the model was trained
             arithmetic = variables.usable_arithmetic(Path(config.paths.models))
         else:
-            check_model(config.train)
+            frame.check_model(config.train)
         if name == "train" and (note := validity.unused_gpus(config, machine.read())):
             print(f"train: {note}", file=sys.stderr)
         variables.set_variables(config.train, arithmetic)

@@ -8,19 +8,17 @@ runs again without a network.
 
 from pathlib import Path
 
-from pipeline.base import errors, files
-from pipeline.config.model_names import EXACT_MODELS, MINE, OWN, PACKAGED, TIMM, source_model, weights_file
+from pipeline.base import files
+from pipeline.config.model_names import EXACT_MODELS, OWN, PACKAGED, source_model, weights_file
 from pipeline.config.params import Params
+from pipeline.running import frame
 from pipeline.sources import fetch
 
 
 def run(config: Params) -> None:
     """Fill `paths.weights`. Raises UserError if the weights cannot be had or read."""
     model, choice = config.train.model, config.train.weights
-    if model.startswith((TIMM, MINE)):
-        from pipeline.models import own, timm_models  # imports torch, which takes seconds
-
-        errors.raise_if_any(timm_models.faults(config.train) + own.faults(config.train))
+    frame.check_model(config.train)
     with files.atomic_folder(Path(config.paths.weights)) as folder:
         if parts := OWN.fullmatch(model):
             (folder / f"mine-{parts[1]}").write_bytes(Path(config.paths.mine, parts[1]).read_bytes())
