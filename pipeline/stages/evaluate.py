@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.base import elementary, files
 from pipeline.base.errors import Fault, UserError, missing
-from pipeline.base.text import display_width, pad, visible
+from pipeline.base.text import visible
 from pipeline.config.params import Params
 from pipeline.dataset.packed import Packed
 from pipeline.evaluation import acceptance, figures, metrics, prediction_table
@@ -31,7 +31,7 @@ from pipeline.learning.world import World
 from pipeline.loader import storage
 from pipeline.models import exact, exported
 from pipeline.models.exported import ExportedModel
-from pipeline.running import agreement, group, pixels, provenance, rendezvous
+from pipeline.running import agreement, group, pixels, provenance, rendezvous, terminal
 
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
@@ -90,21 +90,18 @@ def write_acceptance(config: Params, weights: str, log_probs: NDArray[np.float64
 
 def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
-    names = [visible(row.name) for row in by_class]
-    width = max(map(display_width, [*names, "class"]))
-    return "\n".join(
-        [
-            f"{'class':{width}}  precision  recall     f1  images",
-            *(
-                f"{pad(name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
-                for name, row in zip(names, by_class, strict=True)
-            ),
-            f"test accuracy {test_figures.accuracy:.3f} (95 %: {test_figures.accuracy_low:.3f} to "
-            f"{test_figures.accuracy_high:.3f}), "
-            + "".join(f"{title} {value}, " for title, value in metrics.titled(test_figures, 3))
-            + f"{sum(row.images for row in by_class)} test images",
-        ]
-    )
+    head = ("class", "precision", "recall", "f1", "images")
+    rows = [
+        (visible(row.name), f"{row.precision:.3f}", f"{row.recall:.3f}", f"{row.f1:.3f}", f"{row.images:,}")
+        for row in by_class
+    ]
+    low, high = test_figures.accuracy_low, test_figures.accuracy_high
+    texts = [
+        f"test accuracy {test_figures.accuracy:.3f} (95 %: {low:.3f} to {high:.3f})",
+        *(f"{title} {value}" for title, value in metrics.titled(test_figures, 3)),
+        f"{sum(row.images for row in by_class)} test images",
+    ]
+    return "\n".join([*terminal.columns([head, *rows]), ", ".join(texts)])
 
 
 def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
