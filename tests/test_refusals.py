@@ -288,7 +288,6 @@ ROWS: list[Row] = [
         "a value, or two numbers", lambda lines: check((lines, CPU_ONLY)),
         ({"train__model": "resnet43"}, "train.model", "unknown"),
         ({"train__model": "nothing like it"}, "train.model", "unknown"),
-        ({"train__weights": "mine.pth"}, "train.weights", "value"),
         ({"train__crop_scale": (0.9, 0.1)}, "train.crop_scale", "value"),
         ({"train__eval_crop": 64}, "train.eval_crop", "pair"),
         *(({"train__eval_crop": 64, "prepare__fit": fit}, "", "") for fit in ("squash", "pad")),  # nothing is resized
@@ -345,6 +344,8 @@ ROWS: list[Row] = [
             ("train.weight_decay", 1e308), ("train.head_lr_factor", 1e308), ("train.mixup", 1e308),
             ("train.clip_norm", 1e308), ("train.threads", 100_000), ("train.batch_size", 10**12), ("train", 3),
             ("train.model", date(2024, 5, 1)), ("train.model", None), ("train.model", b"resnet18"),
+            ("train.weights", "mine.pth"), ("train.weights", "data/pretrained"),
+            ("train.weights", "data/pretrained/../a"),
             ("run.processes", 0), ("run.processes", 1_000_000), ("run.workers", 10**9), ("run.timeout_seconds", 10**30),
             ("run.rendezvous", "node0:99999"), ("run.rendezvous", "node0:65536"), ("data.url", "ftp://x/y"),
             ("data.url", "file:///" + "a" * 5000), ("paths.inbox", "a/../../b"), ("paths.inbox", "a" * 201),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.checks import machine
 from pipeline.config import params
@@ -160,13 +161,14 @@ def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
 def test_the_users_own_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of params.yaml: they are tried. A missing file is refused."""
     monkeypatch.chdir(tmp_path)
-    config = params.parse(on_cpu(read_params(), train__weights="mine.safetensors"))
-    sweep = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
-    Path("mine.safetensors").touch()
+    config = params.parse(on_cpu(read_params(), train__weights="data/pretrained/mine.pth"))
+    sweep = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "data/pretrained/one.pth")})
+    own = [Path("data/pretrained") / name for name in ("mine.pth", "one.pth")]
+    files.write_text(own[0], "")
     with refuses(("train.weights", "missing")):
         trials.weights(config, sweep)
-    Path("one.safetensors").touch()
-    assert trials.weights(config, sweep) == ["mine.safetensors", "one.safetensors"]
+    files.write_text(own[1], "")
+    assert trials.weights(config, sweep) == list(map(str, own))
 
 
 def test_a_name_is_one_that_git_takes() -> None:

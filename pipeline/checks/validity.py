@@ -19,7 +19,7 @@ from pipeline.checks.machine import Machine
 from pipeline.config import resolution
 from pipeline.config.document import short_text
 from pipeline.config.model_names import EXACT_MODELS, MINE, MODELS, TIMM
-from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
+from pipeline.config.params import APEX_LEVELS, Params, Run, Split, Train
 
 START = "perennial start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
@@ -61,7 +61,6 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
         resolution.faults(params),
         _ranges(params.train),
         _inbox(params.paths.inbox, machine.project),
-        _weights(params.train, params.paths),
         _split(params.split),
     )
     return [fault for check in checks for fault in check]
@@ -218,12 +217,6 @@ def _relative_to_project(project: str, path: str) -> PurePosixPath:
     plain = PurePosixPath(posixpath.normpath(path))
     inside = project and plain.is_relative_to(project) and plain != PurePosixPath(project)
     return plain.relative_to(project) if inside else plain
-
-
-def _weights(train: Train, paths: Paths) -> Iterator[Fault]:
-    if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
-        reason, allowed = "not in a folder that DVC tracks", f"none, imagenet, or a file in {paths.pretrained}/"
-        yield Fault("train.weights", short_text(train.weights), "value", reason, allowed)
 
 
 def _split(split: Split) -> Iterator[Fault]:

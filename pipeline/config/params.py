@@ -66,7 +66,8 @@ RELATIVE_PATH = rf"^{NAME}(/{NAME})*$"
 ANY_FOLDER = rf"{RELATIVE_PATH}|^/.+$"
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
-WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
+PRETRAINED = "data/pretrained"
+WEIGHTS = rf"^(none|imagenet|{PRETRAINED}(/{NAME})+)$"
 COPIES = rf"{ANY_FOLDER}|^(s3|gs|gcs|az|abfs|abfss|adl|oss|hdfs|webhdfs|sftp|ssh|ftp|smb|webdav|webdavs)://\S+$"
 HOST_PORT = r"^\S{1,255}:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[0-5]?[0-9]{1,4})$"
 PATTERNS = {  # the regular expressions, in words
@@ -76,7 +77,7 @@ PATTERNS = {  # the regular expressions, in words
     ),
     COPIES: "none, a folder as for paths.inbox, or an address of a storage that lasts, such as s3://bucket/runs",
     URL: "an https:// or file:// address",
-    WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
+    WEIGHTS: f"none, imagenet, or a .pth or .safetensors file in {PRETRAINED}/, which DVC tracks",
     HOST_PORT: "host:port, with a port from 0 to 65535",
     SHA256: "64 lower-case hexadecimal digits (sha256sum prints them)",
 }
@@ -99,7 +100,7 @@ class Paths(Section):
     """Where everything is, relative to the project. Only the inbox is a setting; dvc.yaml names the others, too."""
 
     inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)] = "data/inbox"
-    pretrained: ClassVar[str] = "data/pretrained"  # weights that the user puts there
+    pretrained: ClassVar[str] = PRETRAINED  # weights that the user puts there
     mine: ClassVar[str] = "data/mine"  # code of networks that the user writes there
     archives: ClassVar[str] = "data/archives"  # downloaded archives, named by their SHA-256; never versioned
     images: ClassVar[str] = "data/images"
