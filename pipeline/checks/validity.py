@@ -19,18 +19,17 @@ from pipeline.checks.machine import Machine
 from pipeline.config import resolution
 from pipeline.config.document import short_text
 from pipeline.config.model_names import EXACT_MODELS, MINE, MODELS, TIMM
-from pipeline.config.params import APEX_LEVELS, Params, Run, Split, Train
+from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "perennial start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
 MOST_PACKAGES = 5  # that a refusal names
 MAX_PER_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
-RESERVED = frozenset({  # the paths of the project's own files and of the stages' outputs; a test compares them
+RESERVED = frozenset({  # the project's own files, which a test compares with Git's, and the outputs of stages
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
     "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
-    "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
-    "data/features", "data/images", "data/kept.csv", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
-    "states", "data/mine",
+    "requirements", "results", "tests", "data/corrections.csv",
+    *(getattr(Paths, name) for name in Paths.__class_vars__),
 })  # fmt: skip
 # The oldest GPU that the locked torch has code for, and the newest generation; a test asks torch.
 LOWEST_CAPABILITY, NEWEST_GENERATION = (7, 5), 12  # Turing, Blackwell
