@@ -92,7 +92,7 @@ def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
     head = ("class", "precision", "recall", "f1", "images")
     rows = [
-        (visible(row.name), f"{row.precision:.3f}", f"{row.recall:.3f}", f"{row.f1:.3f}", f"{row.images:,}")
+        (visible(row.name), f"{row.precision:.3f}", f"{row.recall:.3f}", f"{row.f1:.3f}", f"{row.images:6,}")
         for row in by_class
     ]
     low, high = test_figures.accuracy_low, test_figures.accuracy_high
