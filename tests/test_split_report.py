@@ -70,7 +70,7 @@ def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
 def test_the_tables_have_every_count() -> None:
     """images.csv is a row per class, excluded.csv one per reason, findings.csv one per other count, parts included."""
     classes = {"b": {"train": 4, "val": 1, "test": 1, "excluded": 3}}
-    counts = {"images": 9, "classes": classes, "splits": {"train": 4}, "cut_from_train": {"val": 1, "test": 1}}
+    counts = {"images": 9, "classes": classes, "cut_from_train": {"val": 1, "test": 1}}
     excluded = [("duplicate of b/1", "b/2"), ("empty", "b/3"), ("duplicate of b/1", "b/4")]
     assert split_report.tables(counts, excluded) == {
         "images.csv": (("class", "train", "val", "test", "excluded"), [("b", 4, 1, 1, 3)]),

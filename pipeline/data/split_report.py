@@ -57,7 +57,7 @@ def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> di
 
     `excluded`: the reason and the path of each excluded image.
     """
-    others = {name: value for name, value in counts.items() if name not in ("classes", "splits")}
+    others = {name: value for name, value in counts.items() if name != "classes"}
     flat = [
         (f"{name}.{part}" if part else name, number)
         for name, value in others.items()

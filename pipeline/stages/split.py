@@ -78,7 +78,6 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
     check_train_share(rows, layout.classes, settings.train_share)
     of_cut = [row for row, file in zip(rows, image_files, strict=True) if cut.includes(file)]
     counts = summary(layout.classes, rows, infos, assigned) | cut_counts(of_cut, cut)
-    counts["kept"] = sum(bool(row.split) for row in rows)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         copies, notes = groups.copies_across_splits(usable_files, assigned.splits)
@@ -173,9 +172,8 @@ def summary(
     by_class = Counter((row.label, row.split or "excluded") for row in rows)
     return {
         "images": len(rows),
-        "kept": len(assigned.keys),
+        "kept": sum(bool(row.split) for row in rows),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
-        "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
         "conflicts": sum(len({rows[row].label for row in same}) > 1 for same in exact),
         "near_duplicate_pairs": assigned.near.pairs,
