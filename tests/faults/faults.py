@@ -18,7 +18,6 @@ The stage is one process without its launcher, forked from a process that has im
 
 import ctypes
 import errno
-import importlib
 import os
 import shutil
 import signal
@@ -36,6 +35,7 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Row, Worker
+from pipeline.__main__ import work_of
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.dataset import feature_file
@@ -104,11 +104,10 @@ def write_no_features() -> int:
 
 
 def command(stage: str) -> Callable[[], int]:
-    """The main function of a stage."""
+    """What a stage does, in its frame."""
     if stage == "features":
         return lambda: exit_status(stage, write_no_features)
-    main: Callable[[Namespace], int] = importlib.import_module(f"pipeline.stages.{stage}").main
-    return lambda: main(Namespace())
+    return work_of(Namespace(command="rank", stage=stage))
 
 
 def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> Outcome:
