@@ -47,6 +47,16 @@ def content_of_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return checkpoint.load(folder / runs.CHECKPOINT)
 
 
+def test_the_checkpoint_before_the_newest_is_kept(tmp_path: Path) -> None:
+    """A state that stays (run.keep_states) has none."""
+    about = job(tmp_path)
+    for path in (about.run.checkpoint, tmp_path / "epoch-0001.pt"):
+        for step in (3, 4):
+            resume.save_state(about, learner(), Totals.zero(ALONE.device, 1), state.Progress(step=step), path)
+    working = {runs.CHECKPOINT, f"previous-{runs.CHECKPOINT}"}
+    assert {path.name for path in tmp_path.iterdir()} == {*working, "epoch-0001.pt"}
+
+
 def resume_in(folder: Path) -> state.Progress:
     return resume.resume(job(folder), learner(), Totals.zero(ALONE.device, 1))
 

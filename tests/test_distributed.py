@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeline.__main__ import main
+from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.learning import collectives, elastic, parallel
 from pipeline.learning.collectives import backend_for
@@ -46,6 +48,13 @@ def test_after_an_error_the_process_ends_and_leaves_its_group(status: int, monke
     assert group.run_process(lambda: exit_status("some", work)) == status
     rest = ["exit 1"] if status else ["barrier", "destroy_process_group"]
     assert calls == ["init_process_group", *rest]
+
+
+def test_a_process_of_a_launcher_is_run_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`perennial rank` runs each stage in `run_process`."""
+    monkeypatch.setattr(linux, "die_with", lambda parent: None)
+    monkeypatch.setattr(group, "run_process", lambda work: 7)
+    assert main(["rank", "train"]) == 7
 
 
 def model_of(rank: int) -> nn.Module:
