@@ -83,6 +83,12 @@ def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> Non
         end_of(OSError("of a library, without a number"), capsys)
 
 
+def test_a_closed_output_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it (`>&-`), so nothing is printed, and the status is that of the work."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert errors.exit_status("some", lambda: 3) == 3
+
+
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
     """A file that could not be removed is named, even if another error follows."""
     first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")

@@ -144,7 +144,7 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
     status = 1
     try:
         status = work()
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be closed
         return status
     except UserError as error:
         message = str(error)
@@ -236,6 +236,6 @@ def _describe_memory_error(text: str) -> str:
 def _give_up_output() -> None:
     """Discard output that could not be printed (full disk, closed pipe): Python would try again at its end."""
     try:
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,7 +97,7 @@ def run_process(work: Callable[[], int]) -> int:
                 Path(note + FAILED).touch()
     if dist.is_initialized():
         with suppress(OSError):
-            sys.stdout.flush()
+            print(end="", flush=True)  # stdout may be closed
             sys.stderr.flush()
         os._exit(status)
     return status
