@@ -97,8 +97,9 @@ def test_a_folder_of_photos_is_read_where_it_is(
     start.write(config, start.values("quick", now))
     assert params.load().paths.inbox == str(outside)
     assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
-    with refuses(("--photos", "missing")):
-        start.source(config, "nowhere")
+    for nowhere in ("nowhere", "~nobody here/photos"):
+        with refuses(("--photos", "missing")):
+            start.source(config, nowhere)
     Path("my photos").mkdir()
     with refuses(("paths.inbox", "value")):
         start.situation(config, "my photos")

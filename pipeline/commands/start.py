@@ -15,6 +15,7 @@ import itertools
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,10 @@ def _source(config: Params, photos: str) -> dict[str, Any]:
     if photos.startswith("torchvision/"):
         return {"data.source": photos}
     if photos:
-        folder, project = Path(photos).expanduser().resolve(), Path.cwd()
-        if not folder.is_dir():
+        named, project = Path(photos), Path.cwd()
+        with suppress(RuntimeError):  # ~name of no user is a folder of this name
+            named = named.expanduser()
+        if not (folder := named.resolve()).is_dir():
             allowed = "the folder with your images, one folder per class in it"
             raise UserError(Fault("--photos", photos, "missing", "it is not a folder", allowed))
         inside = folder.is_relative_to(project) and folder != project
