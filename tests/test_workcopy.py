@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.studies import workcopy
+from pipeline.studies import revisions, workcopy
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 
@@ -108,8 +108,8 @@ def test_what_is_copied_replaces_what_is_there(tmp_path: Path) -> None:
     assert (folder / "link").is_symlink()
 
 
-def test_a_copy_of_a_commit_of_a_subfolder(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that is a part of a repository: the copy has the project's files at its top."""
+def test_a_commit_of_a_subfolder(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that is a part of a repository: a copy has the project's files at its top, and so has a revision."""
     project = shutil.copytree(committed, tmp_path / "repository/inside", symlinks=True)
     shutil.rmtree(project / ".git")
     call(project.parent, "git", "init", "--quiet")
@@ -119,3 +119,4 @@ def test_a_copy_of_a_commit_of_a_subfolder(committed: Path, tmp_path: Path, monk
     workcopy.copy_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
     assert (project / "copy/pipeline/stages/train.py").is_file()
     assert not (project / "copy/beside").exists()
+    assert revisions.open_revision("HEAD").cat_file("params.yaml") == (project / "params.yaml").read_bytes()

@@ -16,6 +16,7 @@ from typing import Any
 
 from dvc.api import DVCFileSystem, exp_show
 from dvc.exceptions import DvcException
+from fsspec.implementations.dirfs import DirFileSystem
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
@@ -24,7 +25,7 @@ from pipeline.data import split_report
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.evaluation.metrics import Share
-from pipeline.versioning import dvc_lock
+from pipeline.versioning import dvc_lock, programs
 
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (perennial repro)"
@@ -114,12 +115,13 @@ def open_revision(revision: str) -> DVCFileSystem:
     def files() -> DVCFileSystem:
         if not revision:  # DVC would take the files here
             raise DvcException("a revision without a name")
-        source = DVCFileSystem(rev=None if revision == HERE else revision)
+        below = "" if revision == HERE else programs.output("git", "rev-parse", "--show-prefix").rstrip("\n")
+        source = DVCFileSystem(rev=None if revision == HERE else revision, subrepos=bool(below))
         try:
             _ = source.repo  # DVC looks for the revision only now
         except (AttributeError, ValueError):  # DVC expects no name of a file or a tree, or of thousands of letters
             raise DvcException("not a commit") from None
-        return source
+        return DirFileSystem(below.rstrip("/"), source) if below else source  # a commit has the whole repository
 
     return _ask_dvc(files, f"{revision:.100}" or "''")
 
