@@ -17,6 +17,7 @@ from pipeline.models.description import Description, View
 from tests.conftest import set_params
 from tests.helpers.damage import flip
 from tests.helpers.projects import call, commit, create_project
+from tests.helpers.refusals import refuses
 
 UNDER_DVC = pytest.mark.nightly("several runs of DVC; make test has the parts: the file, and loading it")
 
@@ -48,6 +49,14 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     assert pretrained.classes_of(paths[0]) == ("a", "b")
     read = safetensors.torch.load_file(paths[0])
     assert all(read[name].equal(weights[name]) for name in weights)
+
+
+def test_a_network_of_whole_numbers_is_refused(tmp_path: Path) -> None:
+    """That of `quick`: its weights are no weights that a training starts with, and `weights` would refuse the file."""
+    about = Description("exact/some", ("a", "b"), View(40, 36, 32), IMAGENET.mean, IMAGENET.std, "last", 1)
+    with refuses(("REVISION", "value")):
+        write(tmp_path, about, {}, "0123456789abcdef")
+    assert not list(tmp_path.iterdir())
 
 
 def history(folder: Path) -> list[dict[str, str]]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from torch import Tensor
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
-from pipeline.config.model_names import weights_file
+from pipeline.config.model_names import EXACT, weights_file
 from pipeline.config.params import Params
 from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
@@ -48,7 +48,13 @@ def load(config: Params, revision: str) -> tuple[Description, ExportedModel]:
 
 
 def write(folder: Path, about: Description, weights: Mapping[str, Tensor], digest: str) -> Path:
-    """Write the weights, with the names of their classes, into a folder. Returns the path, which has their digest."""
+    """Write the weights, with the names of their classes, into a folder. Returns the path, which has their digest.
+
+    Raises UserError for a network of whole numbers, whose weights no training can start with.
+    """
+    if about.model.startswith(EXACT):
+        reason, allowed = "whole numbers have no gradients", "a revision with another network"
+        raise UserError(Fault("REVISION", f"its train.model is {about.model}", "value", reason, allowed))
     path = folder / weights_file(f"{about.model}-{digest[:DIGITS]}")
     with files.atomic_file(path) as temporary:
         pretrained.save(temporary, weights, about.classes)
