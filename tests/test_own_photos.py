@@ -1,6 +1,7 @@
 """Own photos under real DVC: versioned, in a clone, with a photo added by a colleague."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.sources import synthetic
+from tests.conftest import PROJECT
 from tests.helpers.projects import call, commit, create_project
 
 SMALL: dict[str, Any] = {"train__epochs": 1, "split__phash_distance": 0}
@@ -34,6 +36,15 @@ def clone(folder: Path, target: Path) -> Path:
     """A Git clone with the DVC remote of the original."""
     call(folder.parent, "git", "clone", "--quiet", str(folder), str(target))
     return target
+
+
+@pytest.mark.parametrize("name", ["data", "experiments", "operations"])
+def test_the_line_that_adds_photos_can_be_typed_again(name: str, tmp_path: Path) -> None:
+    """It names the folders of the inbox, and not the files of `dvc add` beside them, which DVC refuses."""
+    for made in ("data/inbox/roses.dvc", "data/inbox/roses/1.jpg"):
+        files.write_text(tmp_path / made, "")
+    lines = re.findall(r"dvc add (data/inbox/\*[^ `]*)", (PROJECT / f"docs/{name}.md").read_text(encoding="utf-8"))
+    assert [[*tmp_path.glob(line)] for line in lines] == [[tmp_path / "data/inbox/roses"]]
 
 
 @pytest.fixture(scope="module")
