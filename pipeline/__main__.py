@@ -123,6 +123,10 @@ def main(words: Sequence[str] | None = None) -> int:
     name, *rest = [word for word in given if not word.startswith("--local-rank=")] or ["--help"]
     if name == "help":
         name, *rest = [*rest, "--help"]
+    for descriptor, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:  # closed: no other file gets its number, here and in the processes that this one starts
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # as stderr is: no letter that the encoding lacks ends a command

@@ -116,6 +116,16 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
     assert line.startswith("some: events: Input/output error; ")
 
 
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What a command starts has three streams, so that no file which it opens is its output (`>&-`)."""
+    begin = "import os, sys; from pipeline.__main__ import main; main(['--version']); "
+    (tmp_path / "some.py").write_text(begin + "os.execv(sys.executable, ['python', 'other.py'])")
+    links = "links = [os.readlink(f'/proc/self/fd/{n}') for n in range(3)]"
+    (tmp_path / "other.py").write_text(f"import os\n{links}\nopen('streams', 'w').write(' '.join(links))")
+    run(tmp_path, "bash", "-c", f"{sys.executable} some.py <&- >&- 2>&-")
+    assert (tmp_path / "streams").read_text().split() == [os.devnull] * 3
+
+
 def test_a_letter_that_the_output_lacks_is_an_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a locale that is not UTF-8, or of a name that is not."""
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
