@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser
 
-from pipeline.base import files
+from pipeline.base import files, linux
 from pipeline.base.text import visible
 from pipeline.command_line import COMMANDS
 from pipeline.config.params import Fit
@@ -100,13 +100,20 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(reported: Path, ele
 # ---- what it says ----
 
 
-def test_the_first_training_images_are_those_that_the_model_gets(reported: Path, elements: Element) -> None:
-    """Whole and not mirrored, they are the packed images of the first step, in its order; a solved head has no step."""
+def test_the_first_training_images_are_those_that_the_model_gets(
+    reported: Path, elements: Element, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole and not mirrored, they are the packed images of the first step, in its order; a solved head has no step.
+
+    They need no memory for all images, also if the training kept all of them in memory.
+    """
     alts = [one.attributes["alt"] for one in elements.one("p", class_="crops").all("img")]
     assert alts == [f"training image {number}" for number in range(1, first_step.COUNT + 1)]
     config = reports.config_in(reported)
     plain = {"crop": 72, "crop_scale": (1.0, 1.0), "flip": 0.0}
-    config = config.model_copy(update={"train": config.train.model_copy(update=plain)})
+    run = config.run.model_copy(update={"residency": "host"})
+    config = config.model_copy(update={"train": config.train.model_copy(update=plain), "run": run})
+    monkeypatch.setattr(linux, "available_memory", lambda: 0)
     shown = [
         np.asarray(Image.open(io.BytesIO(base64.b64decode(one.source.partition(",")[2])))).astype(float)
         for one in first_step.pictures(config)

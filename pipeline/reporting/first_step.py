@@ -5,7 +5,7 @@ The code of the training computes them from the packed images, on the CPU. So th
 
 from pathlib import Path
 
-from pipeline.config.params import Params
+from pipeline.config.params import STREAM, Params
 from pipeline.dataset import packed
 from pipeline.reporting import thumbnails
 from pipeline.reporting.thumbnails import Thumbnail
@@ -26,7 +26,9 @@ def pictures(config: Params) -> list[Thumbnail]:
 
     cpu = torch.device("cpu")
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    store, _ = storage.open_images(data, config.run, cpu)
+    # Where the training kept all images, such as a GPU, decides nothing, and there may be no room for them here.
+    residency = STREAM if config.run.residency == STREAM else "disk"
+    store, _ = storage.open_images(data, config.run.model_copy(update={"residency": residency}), cpu)
     normalization = network.normalization(config.train.model)
     dataset, share = storage.Dataset(data, store, normalization), Share(range(1), 1)
     images = next(train_batches(dataset, config.train, share, 0)).images[:COUNT]
