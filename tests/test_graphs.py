@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.learning import determinism, loop
-from pipeline.learning.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.learning.choices import OPTIMIZERS, PARALLELS, PASSES, PRECISIONS
 from pipeline.learning.ema import Ema
 from pipeline.learning.graphs import Graphs
 from pipeline.learning.loop import Learner, Totals
@@ -64,9 +64,9 @@ class Shared(nn.Module):
 def learner_of(net: nn.Module, clip_norm: float, has_graphs: bool) -> Learner:
     groups = [{"params": list(net.parameters()), "scale": 1.0, "weight_decay": 0.0}]
     optimizer = OPTIMIZERS["sgd"](groups, 0.1, 0.9, True)
-    gradients = Graphs(partial(RehearsedGraph, net)) if has_graphs else loop.eager
+    passes = Graphs(partial(RehearsedGraph, net)) if has_graphs else loop.EAGER
     precision = PRECISIONS["fp32"]("cpu")
-    return Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0), clip_norm, gradients)
+    return Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0), clip_norm, passes)
 
 
 def vectors(count: int) -> Iterator[Batch]:
@@ -107,7 +107,7 @@ def test_gradients_have_the_memory_format_of_their_weights() -> None:
     weight = next(learner.model.parameters())
     computed = torch.autograd.grad(nn.functional.cross_entropy(learner.model(images), labels), weight)[0]
     assert computed.stride() != weight.stride()
-    learner.gradients(learner, PARALLELS["single"](learner.model, ALONE, True, 1), images, labels)
+    learner.passes.gradients(learner, PARALLELS["single"](learner.model, ALONE, True, 1), images, labels)
     assert weight.grad is not None
     assert weight.grad.stride() == weight.stride()
     assert torch.equal(weight.grad, computed)
@@ -119,4 +119,4 @@ def test_an_error_of_the_model_stays_as_it_is() -> None:
     model = PARALLELS["single"](learner.model, ALONE, True, 1)
     with pytest.raises(RuntimeError, match="shapes"):
         list(loop.train(learner, model, vectors(1), [0.1], totals))
-    assert GRADIENTS[False]() is loop.eager
+    assert isinstance(PASSES[False](), loop.Eager)

@@ -117,9 +117,9 @@ def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bo
         patch.setattr(choices, "_on_gpu", lambda groups: True)  # SGD is fused, as on a GPU
         optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 5e-4, False), 0.1, 0.9, True)
     microbatches = {"single": 1, "elastic": 8}[parallel]
-    gradients = Graphs(partial(RehearsedGraph, net)) if graphs else loop.eager
+    passes = Graphs(partial(RehearsedGraph, net)) if graphs else loop.EAGER
     precision = PRECISIONS["fp32"]("cpu")
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0.0), 0.0, gradients)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0.0), 0.0, passes)
     images, labels = torch.randn(16, 3, 32, 32).contiguous(memory_format=layout), torch.zeros(16, dtype=torch.int64)
     parallel_model = PARALLELS[parallel](net, ALONE, True, microbatches)
     stream = (Batch(step, images, labels, labels, 0) for step in range(3))

@@ -1,5 +1,6 @@
 """The answer for an image does not depend on the images beside it, or on their number."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from pipeline.answers import classify
 from pipeline.answers.classify import Request
 from pipeline.base.errors import UserError
 from pipeline.dataset.normalization import IMAGENET
-from pipeline.learning import inference
+from pipeline.learning import inference, loop
 from pipeline.learning.choices import PRECISIONS
 from pipeline.loader.storage import ImageStore
 from pipeline.models import network
@@ -38,8 +39,9 @@ def test_an_answer_has_the_same_bits_in_every_batch(model: str) -> None:
     def logits(*groups: NDArray[np.int64]) -> Tensor:
         by_image = torch.empty(50, 5)
         for rows in groups:
-            crops, precision = center_crops(View(side, side, side), sizes, rows, IMAGENET), PRECISIONS["fp32"]("cpu")
-            by_image[torch.from_numpy(rows)] = inference.logits(net, store, crops, 16, ALONE, precision)
+            crops = center_crops(View(side, side, side), sizes, rows, IMAGENET)
+            compute = partial(loop.logits, net, precision=PRECISIONS["fp32"]("cpu"))
+            by_image[torch.from_numpy(rows)] = inference.logits(compute, store, crops, 16, ALONE)
         return by_image
 
     every = np.arange(50)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pipeline.learning import loop, loss, parallel
+from pipeline.learning import loss, parallel
 from pipeline.learning.graphs import Graphs
-from pipeline.learning.loop import Learner
+from pipeline.learning.loop import Eager, Passes
 from pipeline.learning.parallel import ParallelModel
 from pipeline.learning.precision import Native, Precision
 from pipeline.learning.world import World
@@ -93,11 +93,8 @@ OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool], Optimizer]] = {
     "fused_sgd": lambda groups, lr, momentum, nesterov: _apex().fused_sgd(groups, lr, momentum, nesterov),
 }
 
-# whether CUDA graphs are recorded here → (learner, parallel model, images, targets) → loss and logits of a microbatch
-GRADIENTS: dict[bool, Callable[[], Callable[[Learner, ParallelModel, Tensor, Tensor], tuple[Tensor, Tensor]]]] = {
-    False: lambda: loop.eager,
-    True: Graphs,
-}
+# whether CUDA graphs are recorded here → how images go through the model
+PASSES: dict[bool, Callable[[], Passes]] = {False: Eager, True: Graphs}
 
 # name → (logits float32 [n, classes]) → the loss [n, classes] of each image, for each class that could be its label
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {

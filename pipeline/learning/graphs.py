@@ -1,8 +1,9 @@
-"""The forward and the backward pass of a microbatch as one CUDA graph: one launch by the host instead of hundreds.
+"""Passes of images through the model as CUDA graphs: one launch by the host instead of hundreds.
 
 A graph is a recording of kernels with the addresses of their inputs and outputs. `Graphs` records one for each shape of
-images and targets, at the first microbatch of that shape. For further ones it copies the inputs to the recorded
-addresses and replays the graph. The kernels are those that torch starts without a graph; no compiler is needed.
+images and targets, at the first microbatch of that shape, and one for the batches of a validation. For further ones it
+copies the inputs to the recorded addresses and replays the graph. The kernels are those that torch starts without a
+graph; no compiler is needed.
 
 The recording asks torch.autograd.grad for the gradients instead of calling `backward`. So no hook of a parameter runs
 inside a graph: elastic's sums stay outside, and run after the replay. DistributedDataParallel exchanges gradients in
@@ -12,23 +13,25 @@ such hooks, so it is refused.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.learning.elastic import copy
-from pipeline.learning.loop import Learner
+from pipeline.learning.loop import EAGER, Learner
 from pipeline.learning.parallel import ParallelModel
-from pipeline.learning.precision import Native
+from pipeline.learning.precision import Native, Precision
 
 WARM_UPS = 3  # libraries choose algorithms and allocate workspace in their first calls, which a recording must not
 
+Made = TypeVar("Made")  # the tensors to which a graph writes: their addresses stay, and each replay overwrites them
+
 
 @dataclass(frozen=True)
-class Outputs:
-    """The tensors to which a graph writes. Their addresses stay the same, and each replay overwrites them."""
+class Microbatch:
+    """What the forward and the backward pass of a microbatch write."""
 
     loss: Tensor  # []
     logits: Tensor  # [n, classes]
@@ -38,10 +41,10 @@ class Outputs:
 class Graph(Protocol):
     """A recording of work on a device."""
 
-    def warm_up(self, work: Callable[[], Outputs]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> None:
         """Do the work several times before it is recorded."""
 
-    def capture(self, work: Callable[[], Outputs]) -> Outputs:
+    def capture(self, work: Callable[[], Made]) -> Made:
         """Record the work without doing it. Returns the tensors to which a replay writes."""
 
     def replay(self) -> None:
@@ -68,7 +71,7 @@ class CudaGraph:
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
-    def warm_up(self, work: Callable[[], Outputs]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> None:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -76,7 +79,7 @@ class CudaGraph:
                 work()
         current.wait_stream(self._stream)
 
-    def capture(self, work: Callable[[], Outputs]) -> Outputs:
+    def capture(self, work: Callable[[], Made]) -> Made:
         current = torch.cuda.current_stream()
         try:
             # thread_local: other threads pin memory meanwhile, and ask whether their work has ended.
@@ -90,47 +93,72 @@ class CudaGraph:
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _Recording(Generic[Made]):
     """A graph with its inputs and outputs."""
 
     graph: Graph
-    images: Tensor
-    targets: Tensor
-    outputs: Outputs
+    inputs: list[Tensor]
+    outputs: Made
+
+    def replay(self, *inputs: Tensor) -> Made:
+        """Do the work for these inputs."""
+        copy(self.inputs, inputs)
+        self.graph.replay()
+        return self.outputs
 
 
 class Graphs:
-    """`loop.eager` by graphs: the same interface and the same bits."""
+    """`loop.Passes` by graphs, with the bits of `loop.Eager`."""
 
     def __init__(self, make: Callable[[], Graph] | None = None) -> None:
         self._make = make or CudaGraph.factory()
-        self._recordings: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recording] = {}
+        self._microbatches: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recording[Microbatch]] = {}
+        self._batches: dict[torch.Size, _Recording[Tensor]] = {}  # of an evaluation
         self._sums: list[Tensor] = []  # the gradients of earlier microbatches, during a replay
 
-    def __call__(
+    def gradients(
         self, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a microbatch to those of the parameters. Returns its mean loss [] and logits
-        [n, classes], which the next call overwrites.
+        """As `loop.Passes` says; the next call overwrites loss and logits.
 
         Raises UserError if the model cannot be recorded.
         """
+        precision, parameters = learner.precision, trainable_parameters(learner.model)
+        assert isinstance(precision, Native)  # the params are refused otherwise: Apex reads values of every step
+
+        def work(images: Tensor, targets: Tensor) -> Microbatch:
+            with precision.autocast():  # its cache of cast weights ends inside the recording
+                logits = parallel_model.model(images)
+                loss = learner.criterion(logits, targets)
+            scaled_loss = precision.scaler.scale(loss / parallel_model.divisor)
+            gradients = torch.autograd.grad(scaled_loss, parameters, allow_unused=True)
+            return Microbatch(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
+
         key = images.shape, targets.dtype, targets.shape
-        if key not in self._recordings:
-            self._recordings[key] = record(self._make(), learner, parallel_model, images, targets)
-        recording, parameters = self._recordings[key], trainable_parameters(learner.model)
+        if key not in self._microbatches:
+            self._microbatches[key] = record(self._make(), learner.model, work, images, targets)
+        recording = self._microbatches[key]
         pairs = [(p, g) for p, g in zip(parameters, recording.outputs.gradients, strict=True) if g is not None]
         earlier = [p.grad for p, _ in pairs if p.grad is not None]
         if earlier:  # they may be at the addresses to which the replay writes
             self._sums = self._sums or [torch.empty_like(gradient) for gradient in earlier]
             copy(self._sums, earlier)
-        copy([recording.images, recording.targets], [images, targets])
-        recording.graph.replay()
+        made = recording.replay(images, targets)
         if earlier:
             torch._foreach_add_([gradient for _, gradient in pairs], self._sums)
         for parameter, gradient in pairs:
             parameter.grad = gradient
-        return recording.outputs.loss, recording.outputs.logits
+        return made.loss, made.logits
+
+    def outputs(self, model: nn.Module, precision: Precision, images: Tensor) -> Tensor:
+        """As `loop.Passes` says. All calls are for one model. Raises UserError if the model cannot be recorded."""
+        if images.shape not in self._batches:
+
+            def work(images: Tensor) -> Tensor:
+                return EAGER.outputs(model, precision, images)
+
+            self._batches[images.shape] = record(self._make(), model, work, images)
+        return self._batches[images.shape].replay(images)
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -138,36 +166,22 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def record(
-    graph: Graph, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor
-) -> _Recording:
-    """Record a microbatch of this shape. Buffers and the state of random numbers do not change.
+def record(graph: Graph, model: nn.Module, work: Callable[..., Made], *inputs: Tensor) -> _Recording[Made]:
+    """Record `work(*inputs)`, a pass through the model. Buffers and the state of random numbers do not change.
 
     Raises UserError if the model cannot be recorded. The process has to end then: torch does not leave the recording
     whole, so random numbers on the device fail, and some memory is not used again.
     """
-    precision, buffers = learner.precision, list(learner.model.buffers())
-    parameters = trainable_parameters(learner.model)
-    assert isinstance(precision, Native)  # the params are refused otherwise: Apex reads values of every step
-    static_images, static_targets = images.clone(), targets.clone()
-
-    def work() -> Outputs:
-        with precision.autocast():  # its cache of cast weights ends inside the recording
-            logits = parallel_model.model(static_images)
-            loss = learner.criterion(logits, static_targets)
-        scaled_loss = precision.scaler.scale(loss / parallel_model.divisor)
-        gradients = torch.autograd.grad(scaled_loss, parameters, allow_unused=True)
-        return Outputs(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
-
+    static, buffers = [tensor.clone() for tensor in inputs], list(model.buffers())
     values = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng([images.device] if images.is_cuda else []):
-        graph.warm_up(work)  # an error of the model itself is raised here, as it is
+    with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
+        graph.warm_up(lambda: work(*static))  # an error of the model itself is raised here, as it is
         try:
-            outputs = graph.capture(work)
+            outputs = graph.capture(lambda: work(*static))
         except RuntimeError as error:
             raise _recording_error(error) from error
     copy(buffers, values)
-    return _Recording(graph, static_images, static_targets, outputs)
+    return _Recording(graph, static, outputs)
 
 
 def copy_gradients(parameters: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -1,7 +1,8 @@
 """Logits of images: the same function for validation, evaluation and prediction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from pipeline.base.errors import Fault, UserError
 from pipeline.learning import collectives, loop
 from pipeline.learning.choices import PRECISIONS
-from pipeline.learning.precision import Precision, allow_tf32
+from pipeline.learning.precision import allow_tf32
 from pipeline.learning.world import World
 from pipeline.loader.batches import CenterCrops, eval_batches
 from pipeline.loader.storage import ImageStore
@@ -20,17 +21,22 @@ from pipeline.models.exported import ExportedModel, center_crops
 
 
 def logits(
-    model: nn.Module, images: ImageStore, crops: CenterCrops, batch_size: int, world: World, precision: Precision
+    compute: Callable[[Iterable[Tensor]], Iterator[Tensor]],
+    images: ImageStore,
+    crops: CenterCrops,
+    batch_size: int,
+    world: World,
 ) -> Tensor:
     """The logits float32 [n, classes] of n crops, in their order, on the CPU of every process.
 
+    `compute` returns the logits of each batch of images: `loop.logits` of a model, or `Learner.logits`.
     Process k mod size computes batch k. All batches have the same number of images, which alone decides the last bits
     of an image's logits [measured: 1e-6]: they do not depend on the other images, nor on the number of processes. The
     logits of the crops that fill up the last batch are dropped.
     """
     batches = crops.batches(batch_size)
     indices = range(world.rank, len(batches), world.size)
-    batch_logits = list(loop.logits(model, eval_batches(images, [batches[index] for index in indices]), precision))
+    batch_logits = list(compute(eval_batches(images, [batches[index] for index in indices])))
     return torch.cat(collectives.gather_in_order(batch_logits, list(indices), len(batches)))[: len(crops.rows)]
 
 
@@ -65,7 +71,7 @@ def predict_logits(
     net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)  # in training, `precision.prepare` sets it
     crops = center_crops(exported.view, sizes, rows, exported.normalization)
-    outputs = logits(net, images, crops, batch_size, world, precision)
+    outputs = logits(partial(loop.logits, net, precision=precision), images, crops, batch_size, world)
     if not outputs.isfinite().all():
         value, remedy = "not finite numbers", "train again with a lower train.lr (perennial repro)"
         raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))

@@ -6,7 +6,7 @@ Totals are added up on the device. No value is read from the device in a step, s
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +66,37 @@ class Totals:
         self.broken_step.copy_(torch.where(first, step, self.broken_step))
 
 
-def eager(learner: "Learner", parallel_model: ParallelModel, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Add a microbatch's gradients to those of the parameters. Returns its mean loss [] and its logits [n, classes]."""
-    with learner.precision.autocast():
-        logits = parallel_model.model(images)
-        loss = learner.criterion(logits, targets)
-    learner.precision.backward(loss / parallel_model.divisor, learner.optimizer)
-    return loss, logits
+class Passes(Protocol):
+    """How images go through a model: forward and backward in training, and forward alone in evaluation."""
+
+    def gradients(
+        self, learner: "Learner", parallel_model: ParallelModel, images: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add a microbatch's gradients to those of the parameters. Returns its mean loss [] and logits [n, classes]."""
+
+    def outputs(self, model: nn.Module, precision: Precision, images: Tensor) -> Tensor:
+        """What the model, in evaluation mode, says of a batch of images. The next call may overwrite it."""
+
+
+class Eager:
+    """Passes whose kernels the host starts one by one."""
+
+    def gradients(
+        self, learner: "Learner", parallel_model: ParallelModel, images: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with learner.precision.autocast():
+            logits = parallel_model.model(images)
+            loss = learner.criterion(logits, targets)
+        learner.precision.backward(loss / parallel_model.divisor, learner.optimizer)
+        return loss, logits
+
+    def outputs(self, model: nn.Module, precision: Precision, images: Tensor) -> Tensor:
+        with precision.autocast():
+            outputs: Tensor = model(images)
+        return outputs
+
+
+EAGER = Eager()
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,11 @@ class Learner:
     precision: Precision
     ema: Ema
     clip_norm: float  # 0: gradients are not clipped
-    gradients: Callable[["Learner", ParallelModel, Tensor, Tensor], tuple[Tensor, Tensor]] = eager  # or a Graphs
+    passes: Passes = EAGER
+
+    def logits(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The logits float32 [n, classes] of every batch of images, as `logits` returns them."""
+        return logits(self.model, batches, self.precision, self.passes)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact resume needs, as tensors and plain values."""
@@ -130,7 +158,7 @@ def train(
         for microbatch, images, labels, targets in zip(share.microbatches, *pieces, strict=True):
             torch.manual_seed(batch.seed + microbatch)
             with parallel_model.microbatch(microbatch):
-                loss, logits = learner.gradients(learner, parallel_model, images, targets)
+                loss, logits = learner.passes.gradients(learner, parallel_model, images, targets)
             with precision.exact():
                 totals.add(batch.step, microbatch, loss, logits, labels)
         with precision.exact():
@@ -140,7 +168,9 @@ def train(
         yield batch
 
 
-def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:
+def logits(
+    model: nn.Module, batches: Iterable[Tensor], precision: Precision, passes: Passes = EAGER
+) -> Iterator[Tensor]:
     """The logits float32 [n, classes] of every batch of images, in evaluation mode; the mode is restored at the end."""
     was_training = model.training
     model.eval()
@@ -148,9 +178,8 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
     try:
         with torch.no_grad():
             for images in _exact_batches(batches, precision):
-                with precision.autocast():
-                    outputs = model(images)
-                yield outputs.float().clone()  # the next replay of a CUDA graph would overwrite it
+                # A copy: the next replay of a CUDA graph overwrites the outputs.
+                yield passes.outputs(model, precision, images).float().clone()
     finally:
         precision.weights_changed()
         model.train(was_training)

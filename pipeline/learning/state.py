@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params, Train
-from pipeline.learning.choices import CLASS_WEIGHTS, GRADIENTS, LOSSES, OPTIMIZERS, PRECISIONS, SYNC_BNS
+from pipeline.learning.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PASSES, PRECISIONS, SYNC_BNS
 from pipeline.learning.ema import Ema
 from pipeline.learning.loop import Learner
 from pipeline.learning.loss import criterion
@@ -57,7 +57,7 @@ def make_learner(config: Params, model: nn.Module, counts: Mapping[str, int], wo
         precision=precision,
         ema=Ema.create(model, settings.ema_decay),
         clip_norm=settings.clip_norm,
-        gradients=GRADIENTS[settings.cuda_graphs and not settings.compile](),
+        passes=PASSES[settings.cuda_graphs and not settings.compile](),
     )
 
 

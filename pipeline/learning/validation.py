@@ -25,7 +25,7 @@ def validate(task: Task, learner: Learner) -> tuple[float, float]:
     with learner.ema.swap() if ema else nullcontext():
         collectives.broadcast_buffers(learner.model)
         logits = inference.logits(
-            learner.model, task.dataset.images, crops, config.evaluate.batch_size, task.world, learner.precision
+            learner.logits, task.dataset.images, crops, config.evaluate.batch_size, task.world
         ).double()
     learner.precision.weights_changed()
     labels = torch.from_numpy(data.labels[rows])

@@ -11,6 +11,7 @@ were added or left out, computes the new images alone.
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
 from pipeline.dataset import feature_file
 from pipeline.dataset.feature_file import Features
-from pipeline.learning import collectives, determinism, inference
+from pipeline.learning import collectives, determinism, inference, loop
 from pipeline.learning.choices import PRECISIONS
 from pipeline.learning.precision import allow_tf32
 from pipeline.loader import storage
@@ -52,7 +53,7 @@ def run(config: Params) -> None:
     )  # type: ignore[call-overload]
     exact.check_device(backbone, settings.eval_crop, world.device)
     normalization = network.normalization(settings.model)
-    precision = PRECISIONS["fp32"](world.device.type)
+    compute = partial(loop.logits, backbone, precision=PRECISIONS["fp32"](world.device.type))
     allow_tf32(False)
     inputs, code = {"weights": files.sha256(weights)}, identity.code(("features",))
     folder = KNOWN / identity.digest(identity.parts(config, ("features",), inputs, code, hardware=hardware))
@@ -72,7 +73,7 @@ def run(config: Params) -> None:
         with inference.progress(backbone, "features", total, world):
             for part in parts:
                 crops = exported.center_crops(View.from_params(config), data.sizes, part, normalization)
-                features = inference.logits(backbone, store, crops, size, world, precision).numpy()
+                features = inference.logits(compute, store, crops, size, world).numpy()
                 if world.is_main:
                     names = [images[row] for row in part]
                     feature_file.keep(folder, names, features)

@@ -5,6 +5,7 @@ On a CPU all is real but the recording and the replay (tests/helpers/graphs.py):
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import nn
 
 from pipeline.learning import loop
 from pipeline.learning.ema import Ema
-from pipeline.learning.graphs import CudaGraph, Graphs, Outputs
+from pipeline.learning.graphs import CudaGraph, Graphs, Made
 from pipeline.learning.world import World
 from pipeline.loader.batches import MEMORY_FORMATS, Batch
 from tests.gpu.training import NATIVE, Figures, batches, digest, setup, small_resnet, state_digest, train
@@ -34,7 +35,7 @@ class Counted(CudaGraph):
 
     captured = replayed = 0
 
-    def capture(self, work: Callable[[], Outputs]) -> Outputs:
+    def capture(self, work: Callable[[], Made]) -> Made:
         Counted.captured += 1
         return super().capture(work)
 
@@ -87,18 +88,23 @@ def stream(world: World) -> list[Batch]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 def test_shapes(world: World, memory_format: str) -> Figures:
-    """Every side and every kind of targets is recorded once. An evaluation of the average is that without graphs."""
+    """Every side and every kind of targets is recorded once, and every side of an evaluation. A later evaluation has
+    the weights of its time.
+    """
     digests = []
     for has_graphs in (False, True):
         ready = setup(world, "bf16", make=lambda: in_layout(MEMORY_FORMATS[memory_format]))
         graphs = new_graphs(world, ready.bare) if has_graphs else None
         steps, average = stream(world), Ema.create(ready.bare, 0.9)
+        logits: list[torch.Tensor] = []
         losses = train(ready, steps, graphs=graphs, ema=average)
-        with average.swap():
-            logits = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
-        losses += train(ready, steps, graphs=graphs, ema=average)
+        for weights in (average.swap(), nullcontext()):
+            with weights:
+                images = [batch.images for batch in steps]
+                logits += loop.logits(ready.model, images, ready.precision, graphs or loop.EAGER)
+            losses += train(ready, steps, graphs=graphs, ema=average)
         digests.append(digest(state_digest(ready), losses, logits, average.averages))
-    assert counts(world) == (3, 18), "each shape is recorded once, and every step is a replay"
+    assert counts(world) == (3 + 2, 27 + 18), "each shape is recorded once, and every pass is a replay"
     assert digests[0] == digests[1], "graphs change no bit"
     return {"digest": digests[0][:16]}
 

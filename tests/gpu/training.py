@@ -142,8 +142,8 @@ def train(
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
     average = ema or Ema.create(ready.bare, 0)
     criterion = nn.CrossEntropyLoss()
-    gradients = graphs or loop.eager
-    learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm, gradients)
+    passes = graphs or loop.EAGER
+    learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm, passes)
     losses, rates = [], [rate] * (1 + max(batch.step for batch in steps))
     for _ in loop.train(learner, parallel_model, steps, rates, totals):
         loss, _, images = totals.sums.sum(0).tolist()

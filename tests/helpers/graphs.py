@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pipeline.learning.graphs import WARM_UPS, Outputs
+from pipeline.learning.graphs import WARM_UPS, Made, Microbatch
 
 
 class _NoReading(TorchDispatchMode):
@@ -35,22 +35,22 @@ class RehearsedGraph:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def warm_up(self, work: Callable[[], Outputs]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> None:
         for _ in range(WARM_UPS):
             work()
 
-    def capture(self, work: Callable[[], Outputs]) -> Outputs:
+    def capture(self, work: Callable[[], Made]) -> Made:
         before = [buffer.clone() for buffer in self._model.buffers()]
         with _NoReading():
-            self._outputs = work()
+            outputs = work()
         with torch.no_grad():
             for buffer, value in zip(self._model.buffers(), before, strict=True):
                 buffer.copy_(value)
-            for output in self._tensors(self._outputs):
+            for output in self._tensors(outputs):
                 output.fill_(torch.nan)
-        self._work, self._addresses = work, self._where()
+        self._outputs, self._work, self._addresses = outputs, work, self._where()
         RehearsedGraph.captured += 1
-        return self._outputs
+        return outputs
 
     def replay(self) -> None:
         """Do the work again. Launches that are counted around it are those of the host, so these are not counted."""
@@ -67,5 +67,8 @@ class RehearsedGraph:
         return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
 
     @staticmethod
-    def _tensors(outputs: Outputs) -> list[Tensor]:
-        return [outputs.loss, outputs.logits, *(g for g in outputs.gradients if g is not None)]
+    def _tensors(outputs: object) -> list[Tensor]:
+        if isinstance(outputs, Microbatch):
+            return [outputs.loss, outputs.logits, *(g for g in outputs.gradients if g is not None)]
+        assert isinstance(outputs, Tensor)
+        return [outputs]
