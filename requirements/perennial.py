@@ -112,7 +112,7 @@ class Project:
             "--json",
             *(["--top", str(top)] if top else []),
             "--",
-            *(image if str(image).startswith(WEB) else Path(image).absolute() for image in images),
+            *(image if str(image).lower().startswith(WEB) else Path(image).absolute() for image in images),
         ]
         return [json.loads(line) for line in self._run("predict", *map(str, words), show=False).splitlines()]
 

@@ -72,11 +72,11 @@ for failing in (lambda: project.report, project.predictions, lambda: perennial.P
     try: failing()
     except perennial.Failed as error: print(error.status)
 print(project.metrics, "torch" in sys.modules)
-print(*project.predict(["a.png", "http://a/b.png?c=9"], top=1)[0])
+print(*project.predict(["a.png", "HTTP://a/b.png?c=9"], top=1)[0])
 """
     done = python(fake, code)
     given = [f"start quick --photos {fake}/photos", "start quick --photos torchvision/MNIST"]
-    asked = f"--json --top 1 -- {fake}/a.png http://a/b.png?c=9"
+    asked = f"--json --top 1 -- {fake}/a.png HTTP://a/b.png?c=9"
     assert done.stdout.splitlines() == [given[0], "why 3", given[1], "why 3", *"111", "{} False", asked], done.stderr
 
 

@@ -260,7 +260,13 @@ def test_an_address_and_standard_input_are_images(
         url, _,
     ):  # fmt: skip
         top = url.removesuffix("/photos.tgz")
-        names = (f"{tmp_path}/a.png", f"{top}{signed}", "-", f"{top}/page.png?token=w0rd", f"{top}/gone.png")
+        names = (
+            f"{tmp_path}/a.png",
+            f"{top.replace('http', 'HTTP')}{signed}",
+            "-",
+            f"{top}/page.png?token=w0rd",
+            f"{top}/gone.png",
+        )
         page = tmp_path / "page.html"
         words = ["--model", "model.onnx", "--csv", "--html", f"{page}", *names]
         assert predict.main(parse("predict", words, below="models")) == 1

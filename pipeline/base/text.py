@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 def is_no_path(word: str) -> bool:
     """Whether the word for an image is an address of the web, or `-`, the standard input."""
-    return word == "-" or word.startswith(("http://", "https://"))
+    return word == "-" or word.lower().startswith(("http://", "https://"))
 
 
 def from_below(word: str, below: str) -> str:
