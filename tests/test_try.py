@@ -10,7 +10,7 @@ from pipeline.__main__ import main
 from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.studies import revisions
-from pipeline.versioning import children
+from pipeline.versioning import children, programs
 from tests.conftest import set_params
 from tests.helpers import in_process
 from tests.helpers.projects import call, commit
@@ -70,6 +70,19 @@ def test_a_refusal_comes_before_the_run_and_changes_nothing(finished_copy: Path)
             importlib.import_module("pipeline.commands.try").begin(line[0], line[1:])
         assert (finished_copy / "params.yaml").read_text() == before
         call(finished_copy, "git", "reset", "--quiet", "--hard", head)
+
+
+def test_a_folder_without_a_commit_is_told_how_to_make_one(tmp_path: Path) -> None:
+    """Without a repository, and without a commit in it. What else Git refuses has no such remedy."""
+    remedies = []
+    for command in (["git", "init", "--quiet"], ["git", "commit", "--quiet", "--allow-empty", "-m", "First"], []):
+        with refuses(("git ls-tree HEAD -- nothing ../..", "failed")) as error:
+            programs.output("git", "ls-tree", "HEAD", "--", "nothing", "../..", cwd=tmp_path)
+        remedies += [fault.remedy for fault in error.value.faults]
+        if command:
+            call(tmp_path, *command[:1], "-c", "user.name=a", "-c", "user.email=a@localhost", *command[1:])
+    assert remedies[:2] == [programs.NO_REPOSITORY, programs.COMMIT]
+    assert remedies[2] not in remedies[:2]
 
 
 @pytest.mark.slow("two trainings under DVC; make test has the refusals")

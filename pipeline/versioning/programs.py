@@ -11,6 +11,10 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 
 TEMPORARY = files.TEMPORARY
+COMMIT = "git add . && git commit -m First"
+NO_REPOSITORY = f"git clone the project; of its files alone: git init && {COMMIT}"
+# What Git says → the remedy
+REMEDIES = {"not a git repository": NO_REPOSITORY, "Not a valid object name HEAD": COMMIT}
 
 
 def environment() -> dict[str, str]:
@@ -44,8 +48,9 @@ def output(
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
         program = " ".join(command[3:] if command[0] == sys.executable else command)
-        remedy = remedy or "correct what it names, then run again"
         reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1])  # Git adds a hint below
+        known = (REMEDIES[said] for said in REMEDIES if said in reason)
+        remedy = remedy or next(known, "correct what it names, then run again")
         raise UserError(Fault(program, f"exit status {result.returncode}", "failed", reason, remedy=remedy))
     return result.stdout
 

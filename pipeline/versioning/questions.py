@@ -30,8 +30,7 @@ def asked() -> Iterator[Repo]:
     try:
         opened = Repo()
     except DvcException as error:
-        remedy = "git clone the project; of its files alone: git init && git add . && git commit -m First"
-        raise UserError(Fault("this folder", one_line(error), "missing", remedy=remedy)) from None
+        raise UserError(Fault("this folder", one_line(error), "missing", remedy=programs.NO_REPOSITORY)) from None
     with opened as repo, set_loggers_level(logging.WARNING):
         yield repo
 
