@@ -1,6 +1,7 @@
 """The doctor's checks, on good and on faulty machines."""
 
 import os
+import platform
 import py_compile
 import re
 import subprocess
@@ -87,6 +88,16 @@ def test_several_gpu_processes_need_shared_memory(raw: dict[str, Any]) -> None:
     assert "--shm-size=1g" in doctor.shared_memory(several, 2**26).fault
     assert doctor.shared_memory(several, 2**30).fault == ""
     assert doctor.shared_memory(config(raw, run__processes=1), 2**26).fault == ""
+
+
+def test_the_name_of_a_cpu_has_its_kind(tmp_path: Path) -> None:
+    """Of a virtual machine the model's name alone stands for several kinds. A CPU of Arm has neither number."""
+    (path := tmp_path / "cpuinfo").write_text(
+        "".join(f"processor\t: {core}\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\n" for core in "01")
+    )
+    assert machine.cpu_name(path) == "AMD EPYC (family 25, model 17)"
+    path.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert machine.cpu_name(path) == platform.processor()
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

@@ -162,6 +162,9 @@ def test_several_seeds_are_one_record(
             "metrics/predictions.csv": f"p{seed}{fold}"})
         for seed, fold in itertools.product((4, 5), (0, 1))
     }  # fmt: skip
+    for number, (device, capability) in enumerate((("A GPU", "AVX512"), ("A CPU", "AVX2"), ("A CPU", "AVX2"))):
+        facts = results[4 + number // 2, number % 2].folder / "runs/a/provenance.json"
+        files.write_json(facts, {"device": device, "cpu_capability": capability})
     runs = Study("folds", WorkCopy(tmp_path, config), tmp_path, [], (), (), commit="a commit")
     (tmp_path / config.paths.images).mkdir(parents=True)
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed
@@ -171,7 +174,7 @@ def test_several_seeds_are_one_record(
         np.array([of_first, of_second]),
     )  # fmt: skip
     result = answers.write(config, runs, results, predictions, "perennial folds")
-    assert result.origin.commit == "a commit"
+    assert (result.origin.commit, result.origin.hardware) == ("a commit", "A CPU, AVX2; A GPU, AVX512")
     assert result.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in result.parts] == [
         (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)

@@ -65,10 +65,17 @@ def read() -> Machine:
     )
 
 
-def cpu_name() -> str:
-    """The name of the CPU as Linux gives it."""
-    match = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return match[1].strip() if match else platform.processor()
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of the CPU as Linux gives it, and its family and model.
+
+    In a virtual machine many kinds can have one name [Firecracker, DEFAULT_BRAND_STRING].
+    """
+    entries = re.findall(r"^(model name|cpu family|model)\s*:\s*(.*\S)", cpuinfo.read_text(), re.MULTILINE)
+    of_last = dict(entries)
+    name = of_last.get("model name") or platform.processor()
+    if not {"cpu family", "model"} <= of_last.keys():
+        return name
+    return f"{name} (family {of_last['cpu family']}, model {of_last['model']})"
 
 
 def missing_cpu_features() -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The predictions of all folds: their checks, figures, tables, and the page."""
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline.base import files
@@ -56,6 +57,13 @@ def coverage(results: Results, predictions: FoldPredictions) -> Coverage:
     return Coverage(asked, metrics.share(accepted / len(predictions.seeds), len(predictions.paths)))
 
 
+def hardware(results: Iterable[Result]) -> str:
+    """The device and the CPU capability of the processes that trained these; of several kinds each of them once."""
+    paths = (path for one in results for path in one.folder.glob(f"{Paths.runs}/*/provenance.json"))
+    facts = (json.loads(path.read_bytes()) for path in paths)
+    return "; ".join(sorted({f"{fact['device']}, {fact['cpu_capability']}" for fact in facts}))
+
+
 def _make_record(results: Results, pooled_figures: Figures, origin: Origin) -> Record:
     """The record of the study."""
     first_seed, first = min(seed for seed, _ in results), next(iter(results.values()))
@@ -79,7 +87,8 @@ def write(config: Params, runs: Study, results: Results, predictions: FoldPredic
     """
     folder, first = Path(config.paths.metrics) / "folds", next(iter(results.values()))
     pooled_figures = pooling.figures(predictions)
-    study_record = _make_record(results, pooled_figures, study.origin(runs))
+    origin = replace(study.origin(runs), hardware=hardware(results.values()))
+    study_record = _make_record(results, pooled_figures, origin)
     errors = label_errors.find(predictions.probabilities, predictions.labels, predictions.paths, predictions.classes)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors))

@@ -32,6 +32,7 @@ class Origin:
 
     images: str = ""  # the digest of all files of the unpacked images, see `digest`
     commit: str = ""  # followed by "-dirty" if the code was not as in it
+    hardware: str = ""  # device and CPU capability of the trainings, as their provenance.json names them
 
 
 @dataclass(frozen=True)
