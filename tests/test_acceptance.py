@@ -162,19 +162,18 @@ def test_a_class_that_is_left_out_is_in_no_split(tmp_path: Path) -> None:
 
 
 def test_a_smaller_share_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
-    """Of the training images; validation and test images stay."""
+    """Of the training images; validation and test images stay. Each class keeps an image."""
     folder = two_classes(tmp_path / "images")
     for seed in range(300, 340):
         put(folder / f"{'cat' if seed % 2 else 'dog'}/{seed}.png", seed)
     used, others = [], []
-    for share in (0.25, 0.5, 1.0):
+    for share in (1e-6, 0.25, 0.5, 1.0):
         rows, _ = do_split(folder, train_share=share)
         used.append({row.path for row in rows if row.split == "train"})
         others.append({(row.path, row.split) for row in rows if row.split in ("val", "test")})
-    assert used[0] < used[1] < used[2]
-    assert others[0] == others[1] == others[2]
-    with refuses(("split.train_share", "value")):
-        do_split(folder, train_share=1e-6)
+    assert sorted(Path(path).parent.name for path in used[0]) == ["cat", "dog"]
+    assert used[0] < used[1] < used[2] < used[3]
+    assert others[0] == others[1] == others[2] == others[3]
 
 
 @given(st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=30))

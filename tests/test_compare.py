@@ -209,6 +209,7 @@ def test_params_older_than_a_setting_are_those_of_the_run(folder: Path) -> None:
     write_params(folder / "params.yaml", raw)
     outs = [{"path": "metrics/eval.json", "md5": "0" * 32}]
     stages = {"train": {"cmd": "", "params": {"params.yaml": {"train": raw["train"]}}, "outs": outs}}
+    stages["report"] = {"cmd": "", "params": {"params.yaml": {"train": {"lr": 77.0}}}, "outs": []}  # of an earlier run
     write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
     for one in (OURS, THEIRS):
         figures.write(folder / "metrics", one)

@@ -142,7 +142,7 @@ def test_each_count_and_each_hash_has_its_place(small: Path) -> None:
         "files_of_several_images": 0, "dark_16_bit": 0,
     }  # fmt: skip
     for info, cell in ((ImageInfo("", 40, 24, "ab" * 32, phash=0), "0" * 16), (ImageInfo("truncated", 40, 24), "")):
-        assert split.image_row(ImageFile("a/b.png", "a", ""), info, "", "", "", settings()).phash == cell
+        assert split.image_row(ImageFile("a/b.png", "a", ""), info, "", "", "", ()).phash == cell
 
 
 @pytest.mark.parametrize("seed", range(2))

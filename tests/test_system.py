@@ -51,6 +51,13 @@ def test_an_error_of_the_system_is_a_line(number: int, tmp_path: Path, capsys: p
         assert all(word in line for word in ("some: ", str(path), os.strerror(number)))
 
 
+def test_the_end_of_a_reader_is_no_fault_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of `head`: the line names no folder, and sends nobody to the disk."""
+    status, line = end_of(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), capsys)
+    assert status == 1
+    assert not any(word in line for word in (str(Path.cwd()), errors.UNKNOWN))
+
+
 @pytest.mark.parametrize(
     ("error", "setting"),
     [

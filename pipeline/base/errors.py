@@ -208,6 +208,8 @@ def _notes(error: BaseException | None) -> list[str]:
 
 def _describe_file_error(error: OSError) -> str:
     """The file, the system's message, and the remedy."""
+    if error.errno == errno.EPIPE:
+        return "the program that read the output has ended; run again, with another one or without"
     is_named = isinstance(error.filename, str | bytes)
     where = Path(os.fsdecode(error.filename)) if is_named else Path.cwd()
     place = where if is_named else f"a file that the system does not name (in {where})"

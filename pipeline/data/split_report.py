@@ -130,7 +130,8 @@ def few_test_images(classes: Mapping[str, Mapping[str, int]]) -> str:
     facts = [f"{total} in all"] if total < FEW_TEST_IMAGES else []
     facts += [f"1 of {in_words(single_image_classes)}"] if single_image_classes else []
     return (
-        f"few test images ({'; '.join(facts)}): the figures are uncertain; perennial folds tests every image"
+        f"few test images ({'; '.join(facts)}): the figures are uncertain; if the data set gives no split, "
+        "perennial folds tests every image"
         if facts
         else ""
     )

@@ -11,7 +11,7 @@ inspect each image, exclude broken files and exact duplicates (data/duplicates.p
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -71,11 +71,11 @@ def split(source: Originals, settings: params.Split, workers: int, table: Table 
     splitting.check_class_sizes(layout.classes, usable_files, cut)
     assigned = splitting.assign_images(usable_files, [infos[row] for row in usable], usable_names, cut, settings)
     split_and_group = dict(zip(usable, zip(assigned.splits, assigned.keys, strict=True), strict=True))
+    used = groups_in_use(usable_files, assigned, settings)
     rows = [
-        image_row(file, info, reason, *split_and_group.get(number, ("", "")), settings)
+        image_row(file, info, reason, *split_and_group.get(number, ("", "")), used)
         for number, (file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
     ]
-    check_train_share(rows, layout.classes, settings.train_share)
     of_cut = [row for row, file in zip(rows, image_files, strict=True) if cut.includes(file)]
     counts = summary(layout.classes, rows, infos, assigned) | cut_counts(of_cut, cut)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
@@ -102,23 +102,23 @@ def without_class(layout: Layout, label: str) -> Layout:
     return replace(layout, classes=classes)
 
 
-def check_train_share(rows: Sequence[ImageRow], classes: Sequence[str], share: float) -> None:
-    """Raise UserError if a share of the training images leaves a class without one."""
-    missing = sorted({*classes} - {row.label for row in rows if row.split == "train"})
-    if missing and share < 1:
-        reason = f"no training image of {', '.join(missing)}"
-        raise UserError(Fault("split.train_share", str(share), "value", reason, "up to 1", "raise it, or add images"))
+def groups_in_use(image_files: Sequence[ImageFile], assigned: Assignment, settings: params.Split) -> set[str]:
+    """The groups of training images that split.train_share uses: by the position of a hash of their key.
 
-
-def image_row(
-    file: ImageFile, info: ImageInfo, reason: str, split: str, group: str, settings: params.Split
-) -> ImageRow:
-    """The row of a file; without a split if the file is a training image that split.train_share does not use.
-
-    What a smaller share uses, a larger one uses, too: groups are used by the position of a hash of their key.
+    What a smaller share uses, a larger one uses, too. Each class keeps its first group.
     """
-    where = splitting.position(f"train_share {group}", settings)
-    if split == "train" and where >= Fraction(str(settings.train_share)):
+    places = {group: splitting.position(f"train_share {group}", settings) for group in assigned.keys}
+    first: dict[str, str] = {}  # class → the group of training images with the lowest position
+    for file, split, group in zip(image_files, assigned.splits, assigned.keys, strict=True):
+        if split == "train":
+            first[file.label] = min(first.get(file.label, group), group, key=places.__getitem__)
+    share = Fraction(str(settings.train_share))
+    return {group for group, place in places.items() if place < share} | {*first.values()}
+
+
+def image_row(file: ImageFile, info: ImageInfo, reason: str, split: str, group: str, used: Collection[str]) -> ImageRow:
+    """The row of a file; without a split if the file is a training image of a group that is not used."""
+    if split == "train" and group not in used:
         reason, split, group = TRAIN_SHARE, "", ""
     phash = f"{info.phash:016x}" if info.pixels else ""
     return ImageRow(file.path, file.label, split, reason, info.width, info.height, info.pixels, phash, group[:16])

@@ -31,8 +31,8 @@ def check(splits: Sequence[Result]) -> None:
         count = folds[wrong[0]]
         value = f"a test image of {count} folds ({len(wrong):,} of {len(images):,} images are not of one fold)"
         remedy = (
-            "if the data set gives its test images (folders, labels.csv), remove that split; if a class has few "
-            "images, take fewer folds, or set split.stratify: true"
+            "if the data set gives its validation or test images (folders, labels.csv), remove that split; if a class "
+            "has few images, take fewer folds, or set split.stratify: true"
         )
         raise UserError(Fault(wrong[0], value, "pair" if count else "missing", allowed="of one", remedy=remedy))
 

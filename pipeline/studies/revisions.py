@@ -29,6 +29,7 @@ from pipeline.versioning import dvc_lock, programs
 
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (perennial repro)"
+AFTER_FIGURES = ("export", "card", "report")  # stages that decide no figure: they may be of an earlier run
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
 IMAGES = {"accuracy": "test", "val_accuracy": "val"}  # a figure that is a share of images → the part that these are
 WITHOUT_FILES = (FAILED, "queued", "running")  # the states of an experiment whose files are those of its commit
@@ -81,7 +82,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
             return Revision(name, NO_RUN, settings)
         with _named(lock.name, name):
             stages = dvc_lock.read(lock)
-            ran_with = dvc_lock.params(lock)
+            ran_with = dvc_lock.params(lock, without=AFTER_FIGURES)
         outs = dvc_lock.outputs(stages)
     texts = {kind: _text(source, str(figures.path(paths.metrics, kind))) for kind in figures.FILES}
     weights = f"{paths.models}/model.safetensors"

@@ -5,7 +5,7 @@
 
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -86,9 +86,13 @@ def _string(value: Any) -> str:
     return value
 
 
-def params(path: Path = LOCK) -> dict[str, Any]:
-    """Dotted key → value of every param in a dvc.lock. Raises UserError if it is missing or not readable."""
-    tables = [stage.get("params", {}).get("params.yaml", {}) for stage in entries(path).values()]
+def params(path: Path = LOCK, without: Container[str] = ()) -> dict[str, Any]:
+    """Dotted key → value of every param in a dvc.lock, but for those of the stages `without`.
+
+    Raises UserError if the file is missing or not readable.
+    """
+    stages = [stage for name, stage in entries(path).items() if name not in without]
+    tables = [stage.get("params", {}).get("params.yaml", {}) for stage in stages]
     return {key: value for table in tables for key, value in table.items()}
 
 
