@@ -16,7 +16,7 @@ from pipeline.base.errors import DIFFERENT, Kind
 from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.reporting.gallery import Album
-from pipeline.studies import answers, record, study, workcopy
+from pipeline.studies import answers, record, runner, store, study, workcopy
 from pipeline.studies.pooling import FoldPredictions
 from pipeline.studies.record import Part, Record
 from pipeline.studies.store import Result, Study
@@ -182,6 +182,14 @@ def test_several_seeds_are_one_record(
     assert all(value == round(value, answers.DIGITS) for value in result.figures.values())
     assert files.read_csv(Path("metrics/folds/label_errors.csv")) == []
     assert re.findall(r"0\.\d+ ± 0\.\d+", capsys.readouterr().out) == ["0.8750 ± 0.2500", "0.8750 ± 0.1768"]
+
+
+def test_a_study_without_the_photos_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a clone by a colleague: by the name of the setting, before a stage of DVC fails."""
+    gone = str(tmp_path / "gone")
+    monkeypatch.chdir(create_project(tmp_path / "project", data__source="folder", paths__inbox=gone))
+    with refuses(("paths.inbox", "missing")):
+        store.of_project("folds", tmp_path / "study", {}, [runner.here()])
 
 
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

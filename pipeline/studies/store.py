@@ -16,6 +16,7 @@ from pipeline.base import files, locks, schema
 from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config import params
 from pipeline.config.params import Params, Paths
+from pipeline.sources import originals
 from pipeline.studies import record, runner, workcopy
 from pipeline.studies.runner import Job, Slot
 from pipeline.studies.workcopy import WorkCopy
@@ -133,9 +134,13 @@ def of_project(
     """A study of the project in the current folder, from its images to the tests of the models.
 
     `folder`: that of the study; `values`: the params of its first training. What all trainings read is made in the
-    source, by the stages `first`. Raises UserError if that fails. `outputs`: what a result has besides the split.
+    source, by the stages `first`. `outputs`: what a result has besides the split.
+    Raises UserError without the images, or if a stage fails.
     """
     commit, source = record.commit(), workcopy.copy_project(folder / SOURCE, values)
+    inbox = Path(source.config.paths.inbox)
+    if source.config.data.source == "folder" and not (source.folder / inbox).is_dir():
+        raise originals.no_inbox(inbox, "set it to the folder with your images: each training of a study reads them")
     runner.run_or_raise([Job("data", source.folder, first)], [runner.here()], command)
     study = Study(command, source, folder / RUNS, slots, STAGES, (Paths.split, *outputs), commit=commit)
     inputs = study.inputs
