@@ -115,6 +115,20 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
     assert [re.findall(r"\b\w\b|none", line) for line in lines] == [[*"b92"], ["c", "none", "3"], ["d", "4", "none"]]
 
 
+def test_a_new_record_names_the_outputs_of_which_studies_have_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, if they are others: then the studies in results/ are stale. Another page makes no study stale."""
+    shutil.copytree(RESULTS, tmp_path / record.DEMO)
+    shutil.copytree(RESULTS, tmp_path / demo.FOLDER)
+    monkeypatch.chdir(tmp_path)
+    text = Path(demo.LOCK).read_text()
+    for changed, expected in (("reports/index.html", []), ("metrics/predictions.csv", ["metrics/predictions.csv"])):
+        text = text.replace(RECORDED[changed], "f" * 32)
+        (demo.FOLDER / "dvc.lock").write_text(text)
+        assert [demo.record_run(), demo.record_run()] == [expected, []]
+
+
 def test_hooks_and_signatures_of_the_user_do_not_end_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are set for every repository, and would sign for `demo@localhost`, of whom nobody has a key."""
     (tmp_path / "pre-commit").write_text("#!/bin/sh\nexit 1\n")

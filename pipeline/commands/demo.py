@@ -25,6 +25,7 @@ from pipeline.versioning import children, dvc_lock, programs
 
 FOLDER = Path(".demo")
 LOCK = record.DEMO / dvc_lock.LOCK
+STUDIED = ("models/model.safetensors", "metrics/predictions.csv")  # a study has the hashes of these, see record.Part
 COPIED = (
     "params.yaml",
     *(f"metrics/{name}" for name in (split_report.IMAGES, figures.HISTORY, figures.CLASSES, *figures.FILES.values())),
@@ -73,8 +74,12 @@ def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
     return [f"{path}: {actual.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
 
 
-def record_run() -> None:
-    """Copy the params and metrics of the run in FOLDER to the committed one, and the outputs of its dvc.lock."""
+def record_run() -> list[str]:
+    """Copy the params and metrics of the run in FOLDER to the committed one, and the outputs of its dvc.lock.
+
+    Returns the outputs of the kinds of which studies have hashes, and that are others now.
+    """
+    before = dvc_lock.outputs(dvc_lock.read(LOCK))
     for name in COPIED:
         (record.DEMO / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(FOLDER / name, record.DEMO / name)
@@ -83,6 +88,8 @@ def record_run() -> None:
         lines += [f"  {stage}:", "    outs:"]
         lines += [line for path, md5 in hashes["outs"].items() for line in (f"    - path: {path}", f"      md5: {md5}")]
     files.write_text(LOCK, "\n".join(lines) + "\n")
+    after = dvc_lock.outputs(dvc_lock.read(LOCK))
+    return [path for path in STUDIED if before.get(path) != after.get(path)]
 
 
 def main(arguments: Namespace) -> int:
@@ -98,8 +105,9 @@ def main(arguments: Namespace) -> int:
     except subprocess.CalledProcessError as error:
         value = f"exit status {error.returncode} in {FOLDER}/"
         raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
-    if arguments.record:
-        record_run()
+    if arguments.record and (changed := record_run()):
+        print(f"\ndemo: other bytes: {', '.join(changed)}: the studies in {record.RECIPES}/ have other ones now, too;")
+        print("perennial folds --recipe NAME repeats a study")
     print(f"\ndemo: done in {time.monotonic() - start:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")
