@@ -165,6 +165,8 @@ def test_several_seeds_are_one_record(
     for number, (device, capability) in enumerate((("A GPU", "AVX512"), ("A CPU", "AVX2"), ("A CPU", "AVX2"))):
         facts = results[4 + number // 2, number % 2].folder / "runs/a/provenance.json"
         files.write_json(facts, {"device": device, "cpu_capability": capability})
+    (facts.parent / "../b").mkdir()
+    (facts.parent / "../b/provenance.json").write_text('{"device": "cut')
     runs = Study("folds", WorkCopy(tmp_path, config), tmp_path, [], (), (), commit="a commit")
     (tmp_path / config.paths.images).mkdir(parents=True)
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed

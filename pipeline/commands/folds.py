@@ -102,8 +102,8 @@ def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     print(f"\nfolds: {name}: accuracy {here}, recorded {recorded}")
     for sentence in differences:
         print(f"folds: {name}: {sentence}")
-    kinds = (each.origin.hardware or "not known" for each in (result, recipe))
-    print(f"folds: {name}: hardware here: {next(kinds)}; recorded: {next(kinds)}")
+    of_here, of_record = (each.origin.hardware or "not known" for each in (result, recipe))
+    print(f"folds: {name}: hardware here: {of_here}; of the record: {of_record}")
     return DIFFERENT
 
 

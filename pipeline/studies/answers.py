@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -58,10 +59,15 @@ def coverage(results: Results, predictions: FoldPredictions) -> Coverage:
 
 
 def hardware(results: Iterable[Result]) -> str:
-    """The device and the CPU capability of the processes that trained these; of several kinds each of them once."""
-    paths = (path for one in results for path in one.folder.glob(f"{Paths.runs}/*/provenance.json"))
-    facts = (json.loads(path.read_bytes()) for path in paths)
-    return "; ".join(sorted({f"{fact['device']}, {fact['cpu_capability']}" for fact in facts}))
+    """The device and the CPU capability of the processes that trained these; of several kinds each of them once.
+
+    Empty if no result has a whole provenance.json: no hash protects this file.
+    """
+    kinds = set()
+    for path in (path for one in results for path in one.folder.glob(f"{Paths.runs}/*/provenance.json")):
+        with suppress(OSError, ValueError, KeyError):
+            kinds.add("{device}, {cpu_capability}".format(**json.loads(path.read_bytes())))
+    return "; ".join(sorted(kinds))
 
 
 def _make_record(results: Results, pooled_figures: Figures, origin: Origin) -> Record:
