@@ -126,16 +126,17 @@ class Graphs:
         precision, parameters = learner.precision, trainable_parameters(learner.model)
         assert isinstance(precision, Native)  # the params are refused otherwise: Apex reads values of every step
 
-        def work(images: Tensor, targets: Tensor) -> Microbatch:
-            with precision.autocast():  # its cache of cast weights ends inside the recording
-                logits = parallel_model.model(images)
-                loss = learner.criterion(logits, targets)
-            scaled_loss = precision.scaler.scale(loss / parallel_model.divisor)
-            gradients = torch.autograd.grad(scaled_loss, parameters, allow_unused=True)
-            return Microbatch(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
-
         key = images.shape, targets.dtype, targets.shape
         if key not in self._microbatches:
+
+            def work(images: Tensor, targets: Tensor) -> Microbatch:
+                with precision.autocast():  # its cache of cast weights ends inside the recording
+                    logits = parallel_model.model(images)
+                    loss = learner.criterion(logits, targets)
+                scaled_loss = precision.scaler.scale(loss / parallel_model.divisor)
+                gradients = torch.autograd.grad(scaled_loss, parameters, allow_unused=True)
+                return Microbatch(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
+
             self._microbatches[key] = record(self._make(), learner.model, work, images, targets)
         recording = self._microbatches[key]
         pairs = [(p, g) for p, g in zip(parameters, recording.outputs.gradients, strict=True) if g is not None]
